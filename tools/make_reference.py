@@ -126,20 +126,34 @@ def _option(line: str) -> str:
 def _sections(name: str, command: Any, depth: int, shared: frozenset[str]) -> Iterator[str]:
     """What a command does, its exit status, and parameters if the page has them; then the commands below it.
 
-    The rest of its help, with the examples, is in --help alone.
+    The rest of its help, with the examples, is in --help alone. Of a group, commands without options here are a list.
     """
     if depth > 1:
         yield f"{'#' * depth} {name}\n"
-    paragraphs = (command.help or "").split("\n\n")
-    kept = [each for number, each in enumerate(paragraphs) if number == 0 or _EXIT in each.lower()]
-    yield "\n\n".join(textwrap.fill(each, 100) for each in kept) + "\n"
+    yield "\n\n".join(textwrap.fill(each, 100) for each in _help_here(command)) + "\n"
     lines = _parameters(command) if name in _WITH_OPTIONS else []
     if own := [line for line in lines if line not in shared]:
         yield "\n".join(own) + "\n"
     if others := [f"`{_option(line)}`" for line in lines if line in shared]:
         yield f"Also: {', '.join(others)}.\n"
-    for word, each in getattr(command, "commands", {}).items():
-        yield from _sections(f"{name} {word}", each, depth + 1, shared)
+    below = getattr(command, "commands", {})
+    listed = [word for word in below if depth > 1 and f"{name} {word}" not in _WITH_OPTIONS]
+    if listed:
+        yield "\n".join(_item(word, below[word]) for word in listed) + "\n"
+    for word, each in below.items():
+        if word not in listed:
+            yield from _sections(f"{name} {word}", each, depth + 1, shared)
+
+
+def _help_here(command: Any) -> list[str]:
+    """The paragraphs of a command's help that the page has: what it does, and its exit status."""
+    paragraphs = (command.help or "").split("\n\n")
+    return [each for number, each in enumerate(paragraphs) if number == 0 or _EXIT in each.lower()]
+
+
+def _item(word: str, command: Any) -> str:
+    """A command without options here, as an item of the list of its group."""
+    return textwrap.fill(f"- `{word}`: {' '.join(_help_here(command))}", 100, subsequent_indent="  ")
 
 
 def _parameters(command: Any) -> list[str]:
