@@ -76,7 +76,7 @@ each `init_process_group`.""",
     ),
     (
         "Local steps",
-        'One row of `stats()["local_steps"]` per living handle. Norms are None before the first round.',
+        'One row of `stats()["local_steps"]` per living handle.',
         schema.LOCAL_STEPS,
     ),
 )
