@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench_elastic import CROWD_LIMIT_S, EVERY, REPOSITORY, START, STEP_S, Failed, training
+from bench_elastic import CROWD_LIMIT_S, CROWD_STEP_S, EVERY, REPOSITORY, START, Failed, training
 
 from geocomm.elastic.journal.entries import AnyRound
 from geocomm.lab.bench.bench_report import Conditions, page, table_lines
@@ -29,7 +29,9 @@ def crossed(folder: Path, reduce: str, links: Path | None) -> tuple[float, int]:
     variables = {"REDUCE": reduce} | ({} if links is None else {"GEOCOMM_LINKS": str(links)})
     region = {site: name for name, sites in REGIONS.items() for site in sites}
     command = ["/bin/sh", "-c", START, sys.executable]
-    with training(folder, len(region), REGION_LINK, REGION_WIDTH, command, variables=variables) as run:
+    with training(
+        folder, len(region), REGION_LINK, REGION_WIDTH, command, step_s=CROWD_STEP_S, variables=variables
+    ) as run:
 
         def rounds() -> list[AnyRound]:
             run.watch.look()
@@ -68,12 +70,14 @@ def main() -> None:
                 rows.append([title, reduce, f"{took / 1e6:.2f}", f"{took / frame:.1f}"])
                 print(*rows[-1], flush=True)
     text = (
-        f"Six sites train a model of {2 * REGION_WIDTH**2 / 1e6:.1f} M parameters (steps of {STEP_S * 1e3:g} ms, a "
-        f"round of each fragment every {EVERY}); {REGION_LINK.rate_bps / 1e6:g} Mbit/s and "
+        f"Six sites train a model of {2 * REGION_WIDTH**2 / 1e6:.1f} M parameters (steps of {CROWD_STEP_S * 1e3:g} "
+        f"ms, a round of each fragment every {EVERY}); {REGION_LINK.rate_bps / 1e6:g} Mbit/s and "
         f"{REGION_LINK.delay_s * 2e3:g} ms between each two, TLS. {REGION_ROUNDS} rounds, each of all sites. What "
         "crosses has headers, acknowledgements, the journal and telemetry in it."
     )
-    table = table_lines(("regions", "reduce", "MB of a round between the threes", "the same, in frames"), rows)
+    table = table_lines(
+        ("regions", "reduce", "MB of a round between the threes", "the same, in frames"), rows, ["reduce"]
+    )
     RESULT.write_text(page("What crosses between regions of an elastic run", conditions, text, *table) + "\n")
 
 
