@@ -34,13 +34,13 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.core.errors import ReplicaMismatchError as ReplicaMismatchError
     from geocomm.core.errors import UnsupportedError as UnsupportedError
     from geocomm.core.errors import VersionMismatchError as VersionMismatchError
+    from geocomm.core.link_table import Links as Links
     from geocomm.core.options import Options as Options
     from geocomm.data.site_dataset import SiteDataset as SiteDataset
     from geocomm.group.backend.policy_epochs import refresh_links as refresh_links
     from geocomm.group.backend.sites import Sites as Sites
     from geocomm.group.backend.sites import device_mesh as device_mesh
     from geocomm.group.backend.sites import sites as sites
-    from geocomm.group.planning.link_table import Links as Links
     from geocomm.metrics.counters import last_error as last_error
     from geocomm.metrics.counters import stats as stats
     from geocomm.metrics.logs import op_log as op_log
@@ -90,7 +90,7 @@ _MODULE_OF = {
     "LocalSettings": "sync.local_steps.settings.local_settings",
     "Nesterov": "sync.local_steps.settings.local_settings",
     "SimulatedSites": "sync.local_steps.fixed.simulated_rounds",
-    "Links": "group.planning.link_table",
+    "Links": "core.link_table",
     "SiteDataset": "data.site_dataset",
     "WeightPublisher": "weights.publisher",
     "WeightReader": "weights.reader",

@@ -49,7 +49,6 @@ def doctor(
         geocomm doctor --peer 192.0.2.10:29400
     """
     from geocomm.core.addresses import Address
-    from geocomm.core.environment import keys_folder
     from geocomm.core.errors import GeocommError
     from geocomm.core.options import Options
     from geocomm.core.place import local_world_size, world_size
@@ -69,7 +68,7 @@ def doctor(
             peers=peers or world_size() - 1 or 15,
             local_ranks=local_world_size(),
             options=options,
-            keys=keys_folder(),
+            keys=options.keys,
         )
         findings = examine_job(question, timeout) if world_size() > 1 else list(examine(question))
     except GeocommError as error:

@@ -18,9 +18,9 @@ from geocomm.core.units import DAY_S, count_text, duration_text
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from geocomm.core.link_table import Links
     from geocomm.data.pass_estimate import TrainingTraffic
     from geocomm.group.planning.codec_choice import Speed
-    from geocomm.group.planning.link_table import Links
     from geocomm.group.planning.local_estimate import LocalEstimate
     from geocomm.group.planning.run_estimate import Estimate, Workload
 
@@ -291,8 +291,8 @@ def _parameters(text: str | None, model: str | None) -> float:
 
 def _nominal_links(path: Path | None, names: Sequence[str], rate: str, access: str | None, rtt: str) -> Links:
     """names: of the sites, where there is no file that names them."""
+    from geocomm.core.link_table import Links
     from geocomm.core.units import parse_duration, parse_rate
-    from geocomm.group.planning.link_table import Links
 
     if path is not None:
         return Links.from_file(path)

@@ -13,8 +13,8 @@ from geocomm.core.bad_input import BadInput
 from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
+    from geocomm.core.link_table import Links
     from geocomm.data.pass_estimate import TrainingTraffic
-    from geocomm.group.planning.link_table import Links
 
 _Number = TypeVar("_Number", int, float)
 _MOST_ROWS = 12

@@ -12,7 +12,7 @@ import typer
 from geocomm.cli.command_end import AsJson, fail, require_writable, say, wait_option, write_plot
 
 if TYPE_CHECKING:
-    from geocomm.group.planning.link_table import Links
+    from geocomm.core.link_table import Links
 
 _HELP = """Measure rate, round-trip time and loss between all sites, over geocomm's own connections.
 

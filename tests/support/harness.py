@@ -245,7 +245,7 @@ def links_over_b(folder: Path, rtt_s: Callable[[int, int], float]) -> str:
 
     `rtt_s`: round trips by the sites' numbers.
     """
-    from geocomm.group.planning.link_table import Links, table_of
+    from geocomm.core.link_table import Links, table_of
 
     links = Links(("a", "b", "c"), table_of(3, lambda src, dst: 1e9 if 1 in (src, dst) else 1e6), table_of(3, rtt_s))
     assert links.relays() == [("a", "b", "c"), ("c", "b", "a")]
@@ -261,7 +261,7 @@ def links_of_two_regions(
 
     near_s, far_s: round trips in seconds.
     """
-    from geocomm.group.planning.link_table import Links, table_of
+    from geocomm.core.link_table import Links, table_of
 
     def is_near(src: int, dst: int) -> bool:
         return src // 2 == dst // 2

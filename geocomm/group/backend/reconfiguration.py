@@ -38,6 +38,7 @@ from geocomm.core.errors import (
     OperationTimeoutError,
     UnsupportedError,
 )
+from geocomm.core.link_table import Links
 from geocomm.core.message_log import announce
 from geocomm.core.native import native
 from geocomm.core.options import Options, transport_keys
@@ -59,7 +60,6 @@ from geocomm.group.membership.group_agreement import check
 from geocomm.group.membership.one_site import Scope
 from geocomm.group.membership.own_address import advertised
 from geocomm.group.membership.rank_record import RankInfo, ranks_text, sites_of
-from geocomm.group.planning.link_table import Links
 from geocomm.security.key_folder import CA_FILE
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from geocomm.group.planning.link_table import MOST_BPS, Links
+from geocomm.core.link_table import MOST_BPS, Links
 from geocomm.group.planning.regions import regions_text
 
 

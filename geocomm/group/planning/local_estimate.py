@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.link_table import Links
 from geocomm.core.units import DAY_S, duration_text
 from geocomm.group.planning.codec_choice import Speed
-from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.regions import Regions
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload, bytes_per_element, dollars_of, seconds_per_byte
 

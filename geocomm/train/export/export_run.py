@@ -259,9 +259,7 @@ def _copy_exported(exported: Path, out: Path, given: Given, dtype: Dtype | None)
 
 
 @contextlib.contextmanager
-def _hf_folder(
-    path: Path, beside: Path, given: Given, verify: int, say: Say
-) -> Generator[tuple[Path, ExportRecord]]:
+def _hf_folder(path: Path, beside: Path, given: Given, verify: int, say: Say) -> Generator[tuple[Path, ExportRecord]]:
     """The Hugging Face folder that is there, or one of fp32 that is made for the block."""
     found = find_weights(path)
     if found.kind == "exported":

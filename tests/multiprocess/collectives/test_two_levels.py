@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from geocomm.group.planning.link_table import Links
+from geocomm.core.link_table import Links
 from support import planned_gradients as planned
 from support.harness import Ranks, hash_of, links_of_two_regions, ranks_fixture
 

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from geocomm.core.link_table import MOST_BPS, Links, table_of
 from geocomm.group.planning.link_report import (
     access_lines,
     delays_table,
@@ -17,7 +18,6 @@ from geocomm.group.planning.link_report import (
     rates_table,
     relay_lines,
 )
-from geocomm.group.planning.link_table import MOST_BPS, Links, table_of
 
 SITES = ("paris", "tokyo", "virginia")
 
