@@ -50,7 +50,7 @@ def wait_option(option: str, text: str, least_s: float = 0.0, most_s: float = ma
 
 def say(what: RenderableType, style: str | None = None, *, err: bool = False, wrap: bool = False) -> None:
     """Print a table, or a line as it is, with no markup or colours of its own; err: to stderr; wrap: in several."""
-    from geocomm.core.plain_console import plain_console
+    from geocomm.core.console import plain_console
 
     plain_console(err=err).print(what, style=style, soft_wrap=isinstance(what, str) and not wrap)
 

@@ -10,8 +10,7 @@ import typer
 from rich.text import Text
 
 from geocomm.cli.command_end import AsJson, fail, wait_option
-from geocomm.core.plain_console import plain_console
-from geocomm.core.table import table_of
+from geocomm.core.console import plain_console, table_of
 
 if TYPE_CHECKING:
     from geocomm.observe.doctor.doctor_machine import Finding

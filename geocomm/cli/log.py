@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from geocomm.cli.command_end import fail, say
-from geocomm.core.plain_console import plain_console
+from geocomm.core.console import plain_console
 from geocomm.core.units import count_text
 
 if TYPE_CHECKING:

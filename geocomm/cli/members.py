@@ -30,7 +30,7 @@ from geocomm.cli.run_options import (
     leader_settings,
     load_keys,
 )
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of
 from geocomm.core.units import count_text, large_text
 
 if TYPE_CHECKING:

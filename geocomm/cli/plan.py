@@ -12,7 +12,7 @@ import typer
 
 from geocomm.cli.command_end import AsJson, fail, say
 from geocomm.cli.plan_data import Reading, plan_data
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of
 from geocomm.core.units import DAY_S, count_text, duration_text
 
 if TYPE_CHECKING:

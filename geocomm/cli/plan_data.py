@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from geocomm.cli.command_end import say
 from geocomm.core.bad_input import BadInput
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of
 
 if TYPE_CHECKING:
     from geocomm.core.link_table import Links

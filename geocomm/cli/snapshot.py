@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from geocomm.cli.command_end import AsJson, fail, say
+from geocomm.core.console import table_of
 from geocomm.core.run_dir import RunDir
-from geocomm.core.table import table_of
 
 if TYPE_CHECKING:
     from geocomm.elastic.files.snapshots import Manifest, Snapshots

@@ -72,7 +72,7 @@ NO_TORCH_AT_IMPORT = [
     "data/additions.py",
     *(f"cli/{p.name}" for p in PACKAGE.glob("cli/*.py")),
     "observe/dashboard/app.py",
-    "observe/diagnosis/live_diagnosis.py",
+    "observe/diagnosis/bottleneck.py",
 ]
 # core/options.py and core/environment.py are the readers of GEOCOMM_* variables, core/site.py of the site's, and
 # core/place.py of those that launchers set. These others look at what they hand to processes that they start, or at
