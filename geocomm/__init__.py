@@ -46,12 +46,12 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.metrics.logs import op_log as op_log
     from geocomm.metrics.logs import round_log as round_log
     from geocomm.metrics.training import report_step as report_step
-    from geocomm.observe.diagnosis.replica_check import check_replicas as check_replicas
     from geocomm.sync.gradients.ddp_hook import ddp_hook as ddp_hook
     from geocomm.sync.gradients.feedback_state import reshard_feedback as reshard_feedback
     from geocomm.sync.gradients.fsdp_hook import fsdp_hook as fsdp_hook
     from geocomm.sync.gradients.gradient_hook import GradientHook as GradientHook
     from geocomm.sync.gradients.hook_settings import HookSettings as HookSettings
+    from geocomm.sync.gradients.replica_check import check_replicas as check_replicas
     from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites as SimulatedSites
     from geocomm.sync.local_steps.local_steps import LocalSteps as LocalSteps
     from geocomm.sync.local_steps.local_steps import local_steps as local_steps
@@ -79,7 +79,7 @@ _MODULE_OF = {
     "device_mesh": "group.backend.sites",
     "sites": "group.backend.sites",
     "Sites": "group.backend.sites",
-    "check_replicas": "observe.diagnosis.replica_check",
+    "check_replicas": "sync.gradients.replica_check",
     "ddp_hook": "sync.gradients.ddp_hook",
     "fsdp_hook": "sync.gradients.fsdp_hook",
     "HookSettings": "sync.gradients.hook_settings",

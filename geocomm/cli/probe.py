@@ -54,7 +54,7 @@ def probe(
     import torch.distributed as dist
 
     from geocomm.core.errors import GeocommError
-    from geocomm.observe.doctor.link_probe import LinkProbe
+    from geocomm.lab.bench.link_probe import LinkProbe
 
     try:
         dist.init_process_group("geocomm")

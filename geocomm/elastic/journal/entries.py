@@ -30,8 +30,6 @@ MOST_STEPS = 2**50
 MAX_FRAME_BYTES = 1 << 40
 FRAME_BYTES = "tensors (most bytes of a frame)"
 """Name of the setting that says how large a frame of the largest fragment may be: nobody makes room for more."""
-MOST_FRAGMENTS = 4096
-"""The most of a run: every line that says something of each stays below MAX_LINE_BYTES of `message_lines`."""
 
 
 class BadLineError(UserError, ValueError):
