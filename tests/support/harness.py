@@ -15,6 +15,7 @@ from __future__ import annotations
 import faulthandler
 import functools
 import hashlib
+import io
 import json
 import os
 import signal
@@ -283,6 +284,21 @@ def hash_of(*tensors: torch.Tensor) -> str:
     for tensor in tensors:
         digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def relayed_bytes() -> int:
+    """That this rank has passed on in the last group that it made."""
+    import geocomm
+
+    return geocomm.stats()["groups"][-1]["relayed_bytes"]
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    """What a program that starts again has of a state that was saved."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)
 
 
 def serve(pipe: Connection) -> None:
