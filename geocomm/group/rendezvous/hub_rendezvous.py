@@ -38,7 +38,6 @@ from geocomm.core.environment import (
     backend_name,
     backend_over_sites,
     collector_socket,
-    one_site,
 )
 from geocomm.core.errors import AuthenticationError, GeocommError, InvalidArgumentError, NetworkError
 from geocomm.core.message_log import log
@@ -198,7 +197,12 @@ class HubRendezvous(RendezvousHandler):
         before these have come."""
         self._hub, self._way, self._keys, self._node, self._nodes = hub, way, keys, node, nodes
         self._run_id, self._limit = run_id, limit
-        own = {"site": site_name(), "one_site": one_site(), "machine": socket.gethostname(), "agent": uuid.uuid4().hex}
+        own = {
+            "site": site_name(),
+            "one_site": from_environment("one_site"),
+            "machine": socket.gethostname(),
+            "agent": uuid.uuid4().hex,
+        }
         groups = {"--backend": backend_over_sites(), "--backend-name": backend_name()}
         self._own = json.dumps({**own, "groups": groups, "nodes": nodes, "telemetry": collector_socket() is not None})
         self._round = 0
