@@ -11,6 +11,8 @@ Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """SHA-256, as hexadecimal digits."""
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 MAX_TEXT = 4096
+MOST_FRAGMENTS = 4096
+"""Of a model, in local steps: every line that says something of each stays below MAX_LINE_BYTES of `message_lines`."""
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
