@@ -202,17 +202,23 @@ class StreamFollower:
     def _update(self) -> bool:
         is_other = False
         for attempt in range(_TRIES):
-            newest, own = None, self._target.version
+            told, own = None, self._target.version
             try:
-                newest = self._sources.newest()
-                if newest is None:
+                told = self._sources.newest()
+                if told is None:
                     return False
+                newest = self._sources.version(told.number)
                 if own is not None and own.stream != newest.stream:
                     raise DataError(
                         f"{self._sources.names} is another stream than the one of version {own.number} here; remove "
                         "the folder, or make a new reader, to follow it"
                     )
                 if own is not None and newest.number <= own.number:
+                    if newest.number == own.number and newest.result != own.result:
+                        raise DataError(
+                            f"{self._sources.names} has another version {own.number} than the one here: the stream was "
+                            "taken back, and went another way; the next version will do"
+                        )
                     return False
                 self._bring(self._way(None if is_other else own, newest))
                 return True
@@ -221,7 +227,7 @@ class StreamFollower:
                 is_other = True
             except DataError:
                 # What went away meanwhile, since the stream is ahead, may be found in a newer version.
-                if attempt == _TRIES - 1 or newest is None or self._sources.newest() == newest:
+                if attempt == _TRIES - 1 or told is None or self._sources.newest() == told:
                     raise
             except OSError as error:
                 raise DataError(f"weights: a newer version cannot be kept: {error_line(error)}") from None
