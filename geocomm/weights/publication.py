@@ -241,6 +241,7 @@ class Publication:
                 return _OutVersion(failure=failure, refused=True)
             self._before = read_version(there, version.number, self.url)
             self._tried.clear()
+            self._place.replace(NEWEST, line_of(Hint.of(version.number, there)).encode())
             failure = f"{self.url} took version {version.number} after all; the next one has all weights"
             return _OutVersion(failure=failure, number=version.number)
         self._before = version

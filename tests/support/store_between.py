@@ -26,8 +26,8 @@ class StoreBetween:
     """Bytes of contents that it answers in all from now on, or takes; then it closes each connection."""
     revives_after: int | None = None
     """How many connections it closes at most."""
-    loses_answers: bool = False
-    """What is written arrives, and nobody is told."""
+    loses: set[str] = field(default_factory=set[str])
+    """Ends of paths of objects whose writers get no answer, though they arrive."""
     instead: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """What it gives for objects, by the ends of their paths."""
     hidden: set[str] = field(default_factory=set[str])
@@ -45,8 +45,8 @@ class StoreBetween:
 
     def well(self) -> None:
         """From now on it hands on what is asked, and what is answered."""
-        self.bytes_per_second, self.dies_after, self.revives_after, self.loses_answers = 1e9, None, None, False
-        self.instead, self.hidden, self.endless = {}, set(), set()
+        self.bytes_per_second, self.dies_after, self.revives_after = 1e9, None, None
+        self.instead, self.hidden, self.endless, self.loses = {}, set(), set(), set()
 
     def is_dead(self, count: int) -> bool:
         """Whether it dies now, with so many bytes more."""
@@ -83,7 +83,7 @@ def store_between(endpoint: str) -> Iterator[StoreBetween]:
             answer = onward.getresponse()
             body, headers = answer.read(), {name.lower(): value for name, value in answer.getheaders()}
             onward.close()
-            if state.loses_answers and self.command == "PUT":
+            if self.command == "PUT" and any(self.path.partition("?")[0].endswith(end) for end in state.loses):
                 state.closed += 1
                 self.close_connection = True
                 return
@@ -98,7 +98,8 @@ def store_between(endpoint: str) -> Iterator[StoreBetween]:
                 status, body = self._range_of(lied, headers)
             elif "list-type" in query:
                 for name in state.hidden:
-                    body = re.sub(rb"<Contents>\s*<Key>[^<]*" + name.encode() + rb"</Key>.*?</Contents>", b"", body, flags=re.S)
+                    listed = rb"(?s)<Contents>\s*<Key>[^<]*" + name.encode() + rb"</Key>.*?</Contents>"
+                    body = re.sub(listed, b"", body)
             is_endless = any(path.endswith(end) for end in state.endless)
             self.send_response(status)
             for name, value in headers.items():

@@ -103,6 +103,15 @@ def bad(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
             cached.cache_clear()
 
 
+def _said(run: Callable[[], object]) -> str:
+    """What went wrong; empty: nothing."""
+    try:
+        run()
+    except DataError as error:
+        return str(error)
+    return ""
+
+
 def _flipped(content: bytes) -> bytes:
     return content[:100] + bytes([content[100] ^ 1]) + content[101:]
 
@@ -144,7 +153,9 @@ LIES: list[Any] = [
     pytest.param(lambda bad: bad.between.instead.update({NEWEST: bad.old[NEWEST]}), "", id="an old hint again"),
     pytest.param(_lacks_newest, "", id="a list without the newest"),
     pytest.param(
-        lambda bad: bad.between.endless.add(version_path(2)), "has more than [0-9]+ bytes|body error", id="endless version"
+        lambda bad: bad.between.endless.add(version_path(2)),
+        "more than|body error",
+        id="endless version",
     ),
     pytest.param(_slow, "timed out|timeout|body|error", id="slow"),
     pytest.param(_dead, "error", id="dead"),
@@ -179,17 +190,12 @@ def test_relay_gives_out_nothing_that_is_wrong_and_goes_on_once_the_bucket_is_we
     with serving(StreamRelay(sources, keys, lines.append)) as url, bad.reader(url) as reader:
         lie(bad)
         for _ in range(2):
-            try:
-                assert reader.update() in (0, 1)
-            except DataError as error:
-                assert "\n" not in str(error)
+            assert "\n" not in _said(reader.update)
         bad.require(1)
         assert all("\n" not in line for line in lines)
         bad.between.well()
         while reader.version < 2:  # the relay looks once a second
-            try:
-                reader.update()
-            except DataError:
+            if _said(reader.update):
                 bad.require(1)
         bad.require(2)
 
@@ -227,19 +233,12 @@ def test_publisher_to_a_bucket_that_dies_in_the_middle_leaves_the_version_out(ba
         bad.require(3)
 
 
-def test_publisher_whose_bucket_takes_all_and_answers_nothing_goes_on_with_the_next_number(bad: BadBucket) -> None:
-    bad.between.loses_answers = True
-    moved(bad.tensors, 0.05)
-    with pytest.raises(DataError, match="cannot be written"):
-        bad.publisher.publish(wait=True)
-    bad.between.well()
+def test_publisher_whose_bucket_takes_a_version_and_does_not_say_so_goes_on_after_it(bad: BadBucket) -> None:
+    bad.between.loses = {version_path(3)}
     with bad.reader() as reader:
-        for _ in range(3):
+        for version, said in ((2, "cannot be written"), (3, "took version 3 after all"), (4, "")):
             moved(bad.tensors, 0.05)
-            try:
-                bad.publisher.publish(wait=True)
-            except DataError as error:
-                assert "took version 3 after all" in str(error)
-            reader.update()
-        assert reader.update() == bad.publisher.last()
+            assert said in _said(lambda: bad.publisher.publish(wait=True))
+            bad.between.well()
+            assert reader.update() == version
     assert equal(load_file(bad.into / "model.safetensors"), bad.tensors)
