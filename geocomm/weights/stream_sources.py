@@ -21,7 +21,7 @@ from geocomm.core.file_systems import write_whole
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import pauses
 from geocomm.data.places import FilePlace, Folder, error_line
-from geocomm.data.shard_stores import TokenBucket, fetch
+from geocomm.data.shard_stores import IN_FLIGHT, RANGE_BYTES, TokenBucket, fetch
 from geocomm.security.key_folder import Keys
 from geocomm.weights.relay_place import HELD_S, RelayPlace
 from geocomm.weights.stream_version import (
@@ -46,6 +46,7 @@ _CALM_S = 60.0
 _PAUSE_S = (0.2, 5.0)
 _SILENT_S = 5.0
 _LOOK_S = 0.1
+_LEAST_RANGE = 64 << 10
 _SAME_S = 30.0
 """After which the other sources are asked whether there is no newer version."""
 
@@ -316,13 +317,15 @@ class StreamSources:
     def _fetch(self, relative: str, frame: FrameFile, path: Path) -> None:
         """Get a frame."""
         part = path.with_name(f".{path.name}.partial")
-        failure = ""
+        failure, most = "", RANGE_BYTES
+        if isinstance(self._places[0], RelayPlace):  # each connection begins slowly: all are used for a small one, too
+            most = min(most, max(_LEAST_RANGE, -(-frame.bytes // IN_FLIGHT)))
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             for places in self._ways():
                 try:
                     read = partial_of(self._asked_range, relative, places)
-                    found = fetch(read, frame.bytes, descriptor, self._pace, lambda: self.is_closed)
+                    found = fetch(read, frame.bytes, descriptor, self._pace, lambda: self.is_closed, most)
                 except DataError as error:
                     if places is self._places:  # all were asked
                         raise
