@@ -1,5 +1,3 @@
-#include <bit>
-
 #include "codec/delta/delta_kernels.h"
 #include "codec/frames/elements.h"
 
