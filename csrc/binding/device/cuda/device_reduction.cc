@@ -172,11 +172,10 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   const std::uint32_t groups = self->plan_->groups;
   stream->set_middle(
       {groups, [reduction = self.get()](std::uint32_t group) { reduction->enqueue_sums(group); }});
-  if (groups > 1 &&
-      !stream->set_pieces(
-          {groups, [reduction = self.get()](std::uint32_t group) { reduction->enqueue_contributions(group); },
-           nullptr})) {
-    throw_status(StatusCode::Driver, "no pinned memory is left for CUDA streams");
+  if (groups > 1) {
+    stream->set_pieces(
+        {groups, [reduction = self.get()](std::uint32_t group) { reduction->enqueue_contributions(group); },
+         nullptr});
   }
   stream->check_at_end([reduction = self.get(), residual = std::move(residual)] {
     if (!reduction->batched_) return reduction->kernels_->verdict();
