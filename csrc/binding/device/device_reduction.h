@@ -74,8 +74,7 @@ class DeviceReduction final : public collective::FrameMaker,
   std::function<core::Status(collective::FrameMaker&)> exchange_;  // until it ran
   const collective::OpContext context_;
   const std::vector<collective::StripeData> stripes_;
-  StreamOperation& stream_;       // owns this, by way of its stages
-  std::vector<at::Tensor> sums_;  // per chunk, where it has an owner or is of 16 bits; float32
+  StreamOperation& stream_;  // owns this, by way of its stages
   // One of the two.
   std::shared_ptr<Kernels> kernels_;
   std::shared_ptr<Batched> batched_;

@@ -134,9 +134,7 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   StreamOperation* const stream = StreamOperation::current();
   const bool is_batched = uses_batches();
   if (stream == nullptr || (residual && !is_batched)) return nullptr;
-  // Each group has all launches of an operation: below this they cost more than what they gain.
-  constexpr std::size_t kGroupBytes = std::size_t{16} << 20;
-  const collective::FrameOptions batches{kGroupBytes, true};
+  const collective::FrameOptions batches{collective::cuda::group_bytes, true};
   auto frames = exchange.plan_frames(context, op, stripes, stream->pinned(),
                                      is_batched ? batches : collective::FrameOptions{});
   if (!frames.is_ok()) {
@@ -239,17 +237,17 @@ void DeviceReduction::enqueue_sums(std::uint32_t group) {
   if (batched_) return batched_->enqueue_sums(group);
   const DType dtype = context_.dtype;
   const auto stream = kernels_->stream();
-  sums_.resize(plan_->chunks.size());
-  for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
-    const FrameChunk& chunk = plan_->chunks[c];
+  for (const FrameChunk& chunk : plan_->chunks) {
     if (!chunk.reduces) continue;
     const std::span<std::byte> data = data_of(chunk);
     const std::uint64_t count = chunk.range.size();
     float* sums = reinterpret_cast<float*>(data.data());
-    // Straight into the caller's data where that is float and no operand is read from there.
+    // Straight into the caller's data where that is float and no operand is read from there. Else the stream
+    // is done with them when it comes to those of the next chunk.
+    at::Tensor apart;
     if (dtype != DType::Float32 || !chunk.contributes) {
-      sums_[c] = kernels_->floats(count);
-      sums = static_cast<float*>(sums_[c].data_ptr());
+      apart = kernels_->floats(count);
+      sums = static_cast<float*>(apart.data_ptr());
     }
     for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
       const core::Buffer& frame = chunk.frames[site];
@@ -280,18 +278,15 @@ void DeviceReduction::enqueue_results() {
   if (batched_) return batched_->enqueue_results();
   const DType dtype = context_.dtype;
   const auto stream = kernels_->stream();
-  for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
-    const FrameChunk& chunk = plan_->chunks[c];
+  for (const FrameChunk& chunk : plan_->chunks) {
     if (!chunk.receives || chunk.result.data() == nullptr) continue;
     const std::span<std::byte> data = data_of(chunk);
     if (dtype == DType::Float32) {
       kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32, data.data());
       continue;
     }
-    if (!sums_[c].defined()) {
-      sums_[c] = kernels_->floats(chunk.range.size());
-    }
-    auto* sums = static_cast<float*>(sums_[c].data_ptr());
+    const at::Tensor apart = kernels_->floats(chunk.range.size());
+    auto* sums = static_cast<float*>(apart.data_ptr());
     kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32,
                      reinterpret_cast<std::byte*>(sums));
     const SumPiece piece[] = {{sums, data.data(), chunk.range.size()}};
