@@ -145,6 +145,9 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   if (!codec::cuda::is_supported(codec, context.dtype)) return nullptr;
   // Frame by frame its many kernels would take longer than the way through the host.
   if (!is_batched && codec.id == codec::CodecId::BitPlanes) return nullptr;
+  std::uint64_t bytes = 0;
+  for (const collective::StripeData& stripe : stripes) bytes += stripe.data.size();
+  if (is_batched && !places().is_on_device(codec.to_string(), bytes)) return nullptr;
   std::shared_ptr<DeviceReduction> self(
       new DeviceReduction(std::move(frames).value(), context, std::move(stripes), *stream));
   const at::Device device(at::kCUDA, c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
