@@ -209,37 +209,32 @@ TEST_F(StreamOperationTest, test_stream_signal_let_go_before_it_was_given_does_n
 // The driver gives one operation what it needs, and no other. Works of those that have ended are still held.
 TEST_F(StreamOperationTest, test_stream_operations_share_what_the_driver_has_and_all_succeed) {
   rank_.device.most_streams = 2;  // the program's, and one
-  std::atomic<bool> stop{false};
-  std::thread device([&] {
-    while (!stop) {
+  const std::jthread device([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
       if (!rank_.device.advance()) std::this_thread::sleep_for(50us);
     }
   });
-  {
-    core::GrowingExecutor executor("test");
-    HostLane host(executor);
-    StreamLane lane(host);
-    std::vector<OperationPtr> operations;
-    std::vector<std::future<std::exception_ptr>> ends;
-    for (int i = 0; i < 20; ++i) {
-      const auto lease = std::make_shared<StreamLease>(rank_.streams, soon());
-      ASSERT_NE(lease->stream(), nullptr);
-      operations.push_back(StreamOperation::create({}, soon(), rank_.group, lease, InnerUse::First,
-                                                   [](const std::function<void()>& run) { run(); }));
-      operations.back()->set_steps({nullptr, [] { return Status::ok(); }, [] {}});
-      const auto end = std::make_shared<std::promise<std::exception_ptr>>();
-      ends.push_back(end->get_future());
-      operations.back()->on_done([end](const std::exception_ptr& error) { end->set_value(error); });
-      lane.submit(operations.back(), Runs::InOrder);
-    }
-    for (auto& end : ends) EXPECT_EQ(end.get(), nullptr);
-    EXPECT_TRUE(operations.front()->is_finished());
-    // And where none comes back, there is an end to waiting for it.
-    const StreamLease held(rank_.streams, soon());
-    EXPECT_EQ(StreamLease(rank_.streams, Deadline::after(20ms)).stream(), nullptr);
+  core::GrowingExecutor executor("test");
+  HostLane host(executor);
+  StreamLane lane(host);
+  std::vector<OperationPtr> operations;
+  std::vector<std::future<std::exception_ptr>> ends;
+  for (int i = 0; i < 20; ++i) {
+    const auto lease = std::make_shared<StreamLease>(rank_.streams, soon());
+    ASSERT_NE(lease->stream(), nullptr);
+    operations.push_back(StreamOperation::create({}, soon(), rank_.group, lease, InnerUse::First,
+                                                 [](const std::function<void()>& run) { run(); }));
+    operations.back()->set_steps({nullptr, [] { return Status::ok(); }, [] {}});
+    const auto end = std::make_shared<std::promise<std::exception_ptr>>();
+    ends.push_back(end->get_future());
+    operations.back()->on_done([end](const std::exception_ptr& error) { end->set_value(error); });
+    lane.submit(operations.back(), Runs::InOrder);
   }
-  stop = true;
-  device.join();
+  for (auto& end : ends) EXPECT_EQ(end.get(), nullptr);
+  EXPECT_TRUE(operations.front()->is_finished());
+  // And where none comes back, there is an end to waiting for it.
+  const StreamLease held(rank_.streams, soon());
+  EXPECT_EQ(StreamLease(rank_.streams, Deadline::after(20ms)).stream(), nullptr);
 }
 
 TEST_F(StreamOperationTest, test_stream_operation_without_pinned_memory_copies_back_what_has_come) {
