@@ -103,11 +103,7 @@ std::unique_ptr<StreamSlot> DeviceStreams::take_slot(core::Deadline deadline) {
 
 void DeviceStreams::give_back(std::unique_ptr<StreamSlot> slot) {
   std::lock_guard lock(streams_mutex_);
-  if (slot->is_spoiled) {
-    (void)slot.release();  // for good: the stream may still write there
-  } else {
-    slots_.push_back(std::move(slot));
-  }
+  (slot->is_spoiled ? spoiled_ : slots_).push_back(std::move(slot));
   --streams_out_;
   slot_back_.notify_all();
   if (streams_out_ > 0 || !free_due_) return;

@@ -87,6 +87,7 @@ class DeviceStreams {
   core::BufferPool pinned_;
   std::mutex streams_mutex_;  // guards all below
   std::vector<std::unique_ptr<StreamSlot>> slots_;
+  std::vector<std::unique_ptr<StreamSlot>> spoiled_;  // for good
   std::size_t streams_out_ = 0;
   std::condition_variable slot_back_;
   bool free_planned_ = false;  // the timer has it
