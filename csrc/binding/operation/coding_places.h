@@ -1,5 +1,5 @@
-// Where lossy reductions of CUDA tensors are coded, as measured (geocomm/group/planning/coding_place.py): on the
-// device, or on the host. Both give the same bytes, so that ranks may differ. Knows nothing of torch.
+// Where lossy reductions of CUDA tensors are coded, as measured (geocomm/group/planning/coding_place.py): on
+// the device, or on the host. Both give the same bytes, so that ranks may differ. Knows nothing of torch.
 #pragma once
 
 #include <cstdint>
