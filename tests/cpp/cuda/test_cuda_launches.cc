@@ -113,6 +113,16 @@ TEST(CudaLaunches, test_groups_are_so_large_that_launches_are_few) {
   }
 }
 
+TEST(CudaLaunches, test_groups_know_their_launches) {
+  for (const std::string_view codec :
+       {"int4", "bit2", "bf16", "deadzone+none", "bitplanes+none", "bf16+huffman"}) {
+    const CodecSpec spec = codec::spec_of(codec);
+    const Operation operation =
+        counted_operation(spec, DType::Float32, 2, ReducedBy::Broadcast, std::size_t{2} << 20);
+    EXPECT_EQ(cuda::launches_of_group(spec), count_launches(operation)) << codec;
+  }
+}
+
 // But for its own frames, an operation takes memory for one group at a time: floats of 16-bit tensors, too.
 TEST(CudaReductions, test_memory_of_the_device_is_that_of_one_group) {
   for (const std::string_view codec : {"int8", "balanced"}) {
