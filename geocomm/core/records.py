@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
@@ -35,10 +35,10 @@ _R = TypeVar("_R", bound=Record)
 def read_record(kind: type[_R], content: bytes) -> _R:
     """The record in a file that anybody may have written. ValueError: it is none; the text says what is wrong first."""
     try:
-        said = from_json(content)
-        for name in said if isinstance(said, dict) else ():  # each would be an error of its own
-            if name not in kind.model_fields:
-                raise ValueError(f"unknown key {name!r:.80}; possible are {', '.join(kind.model_fields)}")
+        said: Any = from_json(content)
+        names = cast("dict[str, Any]", said).keys() if isinstance(said, dict) else set[str]()
+        if unknown := names - kind.model_fields.keys():  # each would be an error of its own
+            raise ValueError(f"unknown key {min(unknown)!r:.80}; possible are {', '.join(kind.model_fields)}")
         return kind.model_validate(said)
     except ValidationError as error:
         raise ValueError(problem_text(first_problem(error))[:_MOST_SAID]) from None

@@ -9,14 +9,24 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from geocomm.core.errors import DataError
-from geocomm.weights.stream_version import StreamFile, frame_path, layout_path, read_layout, read_version, version_path
+from geocomm.weights.stream_version import (
+    StreamFile,
+    WeightVersion,
+    frame_path,
+    layout_path,
+    read_layout,
+    read_version,
+    version_path,
+)
+from geocomm.weights.weight_layout import WeightLayout
 
+_R = TypeVar("_R")
 SHA, DIGEST = "a" * 64, "b" * 32
 VERSION: dict[str, Any] = {
     "geocomm_weights": 1, "stream": DIGEST, "number": 7, "step": 3, "time": 1, "layout": SHA, "parts": [DIGEST],
@@ -78,14 +88,15 @@ def _near(content: Any) -> st.SearchStrategy[Any]:
 
 def _bytes_of(content: Any) -> st.SearchStrategy[bytes]:
     whole = json.dumps(content).encode()
-    cut = st.builds(
-        lambda at, many, new: whole[:at] + new + whole[at + many :],
-        st.integers(0, len(whole)), st.integers(0, 8), st.binary(max_size=8),
-    )  # fmt: skip
+
+    def cut_at(at: int, many: int, new: bytes) -> bytes:
+        return whole[:at] + new + whole[at + many :]
+
+    cut = st.builds(cut_at, st.integers(0, len(whole)), st.integers(0, 8), st.binary(max_size=8))
     return st.binary() | cut | (_near(content) | _ANY).map(lambda one: json.dumps(one).encode())
 
 
-def _read(read: Callable[[bytes], Any], content: bytes) -> Any:
+def _read(read: Callable[[bytes], _R], content: bytes) -> _R | None:
     """What is read; None: it was refused, in a sentence."""
     try:
         return read(content)
@@ -97,9 +108,17 @@ def _read(read: Callable[[bytes], Any], content: bytes) -> Any:
         return None
 
 
+def _version(content: bytes) -> WeightVersion:
+    return read_version(content, 7, "here")
+
+
+def _layout(content: bytes) -> WeightLayout:
+    return read_layout(content, "here")
+
+
 @given(_bytes_of(VERSION))
 def test_any_version_is_read_or_refused_and_names_files_of_the_stream_alone(content: bytes) -> None:
-    version = _read(lambda one: read_version(one, 7, "here"), content)
+    version = _read(_version, content)
     if version is None:
         return
     assert version.number == 7
@@ -114,7 +133,7 @@ def test_any_version_is_read_or_refused_and_names_files_of_the_stream_alone(cont
 
 @given(_bytes_of(LAYOUT))
 def test_any_layout_is_read_or_refused_and_covers_each_tensor_once(content: bytes) -> None:
-    layout = _read(lambda one: read_layout(one, "here"), content)
+    layout = _read(_layout, content)
     if layout is not None:
         elements = sum(box.elements for part in layout.parts for box in part.boxes)
         shapes = [tensor.shape for tensor in layout.tensors]
@@ -164,8 +183,7 @@ def _read_large() -> None:
     for kind in KINDS:
         print(kind, flush=True)
         text, is_version = _large(kind, _SIZE)
-        read = (lambda one: read_version(one, 7, "here")) if is_version else (lambda one: read_layout(one, "here"))
-        assert _read(read, text.encode()) is None
+        assert _read(_version if is_version else _layout, text.encode()) is None
 
 
 def test_memory_is_bounded_by_the_size_of_the_file() -> None:

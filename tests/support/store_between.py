@@ -7,7 +7,7 @@ import http.client
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -62,7 +62,7 @@ class StoreBetween:
 
 
 @contextmanager
-def store_between(endpoint: str) -> Iterator[StoreBetween]:
+def store_between(endpoint: str) -> Generator[StoreBetween]:
     """Before the store at an endpoint, until the block ends."""
     state = StoreBetween()
     host = endpoint.removeprefix("http://")

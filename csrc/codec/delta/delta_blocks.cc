@@ -209,8 +209,8 @@ class Encoder {
         if (step >= kLarger) put_larger(step);
       }
     }
-    gap_bytes_ += core::at_cpu_level<SelectKernels>().write_gaps(places, taken, latest_place_,
-                                                                 gaps_ + gap_bytes_);
+    gap_bytes_ +=
+        core::at_cpu_level<SelectKernels>().write_gaps(places, taken, latest_place_, gaps_ + gap_bytes_);
     latest_place_ = places[taken - 1];
     first_place_ += static_cast<std::uint32_t>(count);
     changes_ += taken;
