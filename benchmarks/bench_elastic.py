@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,8 @@ CROWD_LINK = EmulatedLink(rate_bps=1e9 / ((CROWD + FIRST) * (CROWD + FIRST - 1))
 CROWD_WIDTH, CROWD_STEP_S = 512, 0.5
 CROWD_LIMIT_S = 900.0
 
-_START = (
+
+START = (
     'while :; do while [ -e "$FOLDER/down-$GEOCOMM_SITE" ]; do sleep 0.1; done; '
     '"$0" -m geocomm run --elastic --hub "$MASTER_ADDR:$MASTER_PORT" --run-dir "$FOLDER/run-$GEOCOMM_SITE" '
     '--wait-for site0,site1 -- --nproc-per-node 1 "$@" && exit 0; sleep 0.1; done'
@@ -123,6 +124,7 @@ def training(
     command: Sequence[str],
     down: Sequence[str] = (),
     step_s: float = STEP_S,
+    variables: Mapping[str, str] | None = None,
 ) -> Generator[Run]:
     """Sites that train until the end of the block; their states are compared then."""
     folder.mkdir()
@@ -131,6 +133,7 @@ def training(
     with site_keys([f"site{index}" for index in range(sites)], None, secure=True) as keys:
         environment = site_environment(os.environ, keys)
         environment |= {"FOLDER": str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+        environment |= variables or {}
         program = [*command, str(WORKER), str(folder), str(width), str(step_s), str(EVERY)]
         with (
             (folder / "log.txt").open("w") as log,
@@ -172,7 +175,7 @@ def verify(folder: Path, sites: int) -> None:
 
 def join(folder: Path) -> list[str]:
     """A third site joins two that train."""
-    with training(folder, 3, LINK, JOIN_WIDTH, ["/bin/sh", "-c", _START, sys.executable], ["site2"]) as run:
+    with training(folder, 3, LINK, JOIN_WIDTH, ["/bin/sh", "-c", START, sys.executable], ["site2"]) as run:
         run.wait(lambda: run.steps("site0") >= 100 and run.steps("site1") >= 100, "100 steps")
         before = {site: run.bytes_into(site) for site in ("site1", "site2")}
         quiet = [line["took"] for site in (0, 1) for line in steps_of(folder, f"site{site}")][40:]
@@ -215,7 +218,7 @@ def crowd(folder: Path) -> list[str]:
     """Many sites join a few that train, all at once."""
     names = [f"site{index}" for index in range(FIRST + CROWD)]
     first, newcomers = names[:FIRST], names[FIRST:]
-    command = ["/bin/sh", "-c", _START, sys.executable]
+    command = ["/bin/sh", "-c", START, sys.executable]
     with training(folder, len(names), CROWD_LINK, CROWD_WIDTH, command, newcomers, CROWD_STEP_S) as run:
         run.wait(lambda: all(run.steps(site) >= 2 * EVERY for site in first), "steps", CROWD_LIMIT_S)
         before, started = run.bytes_between(), time.monotonic()
@@ -273,7 +276,7 @@ def crowd(folder: Path) -> list[str]:
 
 def leader(folder: Path) -> list[str]:
     """The agent of the site that leads is killed, again and again."""
-    with training(folder, 3, LINK, HOOK_WIDTH, ["/bin/sh", "-c", _START, sys.executable]) as run:
+    with training(folder, 3, LINK, HOOK_WIDTH, ["/bin/sh", "-c", START, sys.executable]) as run:
 
         def rounds() -> list[float]:
             return [one.at for one in run.watch.seen if isinstance(one.entry, Round)]
@@ -336,7 +339,7 @@ def come_back(run: Run, site: str, begun: float) -> Return:
 def back(folder: Path) -> list[str]:
     """A site is killed and started again, and a rank is killed, in turns."""
     found: defaultdict[str, list[Return]] = defaultdict(list)
-    with training(folder, 3, LINK, HOOK_WIDTH, ["/bin/sh", "-c", _START, sys.executable]) as run:
+    with training(folder, 3, LINK, HOOK_WIDTH, ["/bin/sh", "-c", START, sys.executable]) as run:
         run.wait(lambda: run.steps("site2") >= MOMENTS_KEPT_S / STEP_S, "steps, and moments that are kept")
         for _ in range(RETURNS):
             run.watch.look()
@@ -375,7 +378,7 @@ def back(folder: Path) -> list[str]:
 
 def hook(folder: Path, elastic: bool) -> list[float]:
     """How long the optimizer's steps took at both sites, geocomm's part included."""
-    command = ["/bin/sh", "-c", _START, sys.executable] if elastic else hub_command([])
+    command = ["/bin/sh", "-c", START, sys.executable] if elastic else hub_command([])
     with training(folder, 2, FAST, HOOK_WIDTH, command) as run:
         run.wait(lambda: all(run.steps(site) >= HOOK_STEPS for site in ("site0", "site1")), f"{HOOK_STEPS} steps")
     return [line["hook"] for site in (0, 1) for line in steps_of(folder, f"site{site}")[20:HOOK_STEPS]]

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 import geocomm
-from geocomm.group.planning.link_table import Links, table_of
+from geocomm.core.link_table import Links, table_of
 from geocomm.group.planning.run_estimate import Pattern, Workload, chosen_levels
 from geocomm.lab.bench.bench_report import Conditions, page, table_lines, write_pair
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan

@@ -40,7 +40,8 @@ def main(folder: str, width: int, step_seconds: float, every: int) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(width, width, bias=False), torch.nn.Linear(width, width, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    handle = geocomm.local_steps(model, optimizer, geocomm.LocalSettings(every=every))
+    reduce = "aggregator" if os.environ.get("REDUCE") == "aggregator" else "all"
+    handle = geocomm.local_steps(model, optimizer, geocomm.LocalSettings(every=every, reduce=reduce))
     torch.manual_seed(int.from_bytes(os.environ["GEOCOMM_SITE"].encode(), "big"))
     stop = Path(folder) / "stop"
     with (Path(folder) / f"{os.environ['GEOCOMM_SITE']}.jsonl").open("a", buffering=1, encoding="utf-8") as log:

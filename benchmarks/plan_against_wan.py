@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from geocomm.core.link_table import Links
 from geocomm.group.planning.codec_choice import Speed, measure
-from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.run_estimate import NOMINAL_EFFICIENCY, Workload, estimate, scaled
 from geocomm.lab.bench.wan_bench import GLOO_CASES, WanRow
 from geocomm.lab.bench.wan_bench_report import BenchSection, read_results

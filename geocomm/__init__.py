@@ -34,24 +34,24 @@ if TYPE_CHECKING:  # `as`: the form by which type checkers take a name for publi
     from geocomm.core.errors import ReplicaMismatchError as ReplicaMismatchError
     from geocomm.core.errors import UnsupportedError as UnsupportedError
     from geocomm.core.errors import VersionMismatchError as VersionMismatchError
+    from geocomm.core.link_table import Links as Links
     from geocomm.core.options import Options as Options
     from geocomm.data.site_dataset import SiteDataset as SiteDataset
     from geocomm.group.backend.policy_epochs import refresh_links as refresh_links
     from geocomm.group.backend.sites import Sites as Sites
     from geocomm.group.backend.sites import device_mesh as device_mesh
     from geocomm.group.backend.sites import sites as sites
-    from geocomm.group.planning.link_table import Links as Links
     from geocomm.metrics.counters import last_error as last_error
     from geocomm.metrics.counters import stats as stats
     from geocomm.metrics.logs import op_log as op_log
     from geocomm.metrics.logs import round_log as round_log
     from geocomm.metrics.training import report_step as report_step
-    from geocomm.observe.diagnosis.replica_check import check_replicas as check_replicas
     from geocomm.sync.gradients.ddp_hook import ddp_hook as ddp_hook
     from geocomm.sync.gradients.feedback_state import reshard_feedback as reshard_feedback
     from geocomm.sync.gradients.fsdp_hook import fsdp_hook as fsdp_hook
     from geocomm.sync.gradients.gradient_hook import GradientHook as GradientHook
     from geocomm.sync.gradients.hook_settings import HookSettings as HookSettings
+    from geocomm.sync.gradients.replica_check import check_replicas as check_replicas
     from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites as SimulatedSites
     from geocomm.sync.local_steps.local_steps import LocalSteps as LocalSteps
     from geocomm.sync.local_steps.local_steps import local_steps as local_steps
@@ -79,7 +79,7 @@ _MODULE_OF = {
     "device_mesh": "group.backend.sites",
     "sites": "group.backend.sites",
     "Sites": "group.backend.sites",
-    "check_replicas": "observe.diagnosis.replica_check",
+    "check_replicas": "sync.gradients.replica_check",
     "ddp_hook": "sync.gradients.ddp_hook",
     "fsdp_hook": "sync.gradients.fsdp_hook",
     "HookSettings": "sync.gradients.hook_settings",
@@ -90,7 +90,7 @@ _MODULE_OF = {
     "LocalSettings": "sync.local_steps.settings.local_settings",
     "Nesterov": "sync.local_steps.settings.local_settings",
     "SimulatedSites": "sync.local_steps.fixed.simulated_rounds",
-    "Links": "group.planning.link_table",
+    "Links": "core.link_table",
     "SiteDataset": "data.site_dataset",
     "WeightPublisher": "weights.publisher",
     "WeightReader": "weights.reader",

@@ -20,8 +20,7 @@ from geocomm.cli.command_end import (
     wait_option,
     write_plot,
 )
-from geocomm.core.plain_console import working
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of, working
 from geocomm.core.units import parse_size
 from geocomm.lab.emulator.emulated_keys import site_keys
 from geocomm.lab.emulator.emulated_links import EmulatedLink, WanConfigError, link_changes

@@ -3,10 +3,11 @@ and the telemetry of a run that some of them read."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -19,6 +20,7 @@ from geocomm.core.units import UnitError, duration_text, parse_wait
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from geocomm.elastic.journal.journal import SqliteJournal
     from geocomm.observe.telemetry.run_store import RunStore
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -50,7 +52,7 @@ def wait_option(option: str, text: str, least_s: float = 0.0, most_s: float = ma
 
 def say(what: RenderableType, style: str | None = None, *, err: bool = False, wrap: bool = False) -> None:
     """Print a table, or a line as it is, with no markup or colours of its own; err: to stderr; wrap: in several."""
-    from geocomm.core.plain_console import plain_console
+    from geocomm.core.console import plain_console
 
     plain_console(err=err).print(what, style=style, soft_wrap=isinstance(what, str) and not wrap)
 
@@ -95,6 +97,19 @@ def open_store(folder: Path) -> RunStore:
         return RunStore(folder)
     except (sqlite3.Error, OSError) as error:
         raise BadInput(str(error)) from None
+
+
+@contextlib.contextmanager
+def journal_in(run_dir: Path) -> Generator[SqliteJournal]:
+    """The journal in a site's run folder; BadInput: it has none."""
+    from geocomm.core.run_dir import RunDir
+    from geocomm.elastic.journal.journal import SqliteJournal
+
+    path = RunDir(run_dir).journal
+    if not path.is_file():
+        raise BadInput(f"{run_dir} has no {path.name}: it is not the run folder of a site of an elastic run")
+    with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+        yield journal
 
 
 def standstill_text(seconds: float, folder: Path) -> str:

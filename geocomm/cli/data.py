@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from geocomm.cli.command_end import AsJson, fail, say
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of
 from geocomm.core.units import count_text
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from geocomm.cli.command_end import SecureOption, SiteKeysOption, fail, say
+from geocomm.core.console import plain_console
 from geocomm.core.installation import install_command
-from geocomm.core.plain_console import plain_console
 
 if TYPE_CHECKING:
     from geocomm.lab.emulator.emulated_links import EmulatedLink

@@ -10,8 +10,7 @@ import typer
 from rich.text import Text
 
 from geocomm.cli.command_end import AsJson, fail, wait_option
-from geocomm.core.plain_console import plain_console
-from geocomm.core.table import table_of
+from geocomm.core.console import plain_console, table_of
 
 if TYPE_CHECKING:
     from geocomm.observe.doctor.doctor_machine import Finding
@@ -51,7 +50,6 @@ def doctor(
         geocomm doctor --peer 192.0.2.10:29400
     """
     from geocomm.core.addresses import Address
-    from geocomm.core.environment import keys_folder
     from geocomm.core.errors import GeocommError
     from geocomm.core.options import Options
     from geocomm.core.place import local_world_size, world_size
@@ -71,7 +69,7 @@ def doctor(
             peers=peers or world_size() - 1 or 15,
             local_ranks=local_world_size(),
             options=options,
-            keys=keys_folder(),
+            keys=options.keys,
         )
         findings = examine_job(question, timeout) if world_size() > 1 else list(examine(question))
     except GeocommError as error:

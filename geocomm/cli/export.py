@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,7 +12,6 @@ from geocomm.cli.command_end import fail, say
 from geocomm.core.installation import install_command
 from geocomm.core.units import count_text
 from geocomm.train.export.export_record import Dtype
-from geocomm.train.serve.engines import Format
 
 app = typer.Typer()
 
@@ -28,13 +27,12 @@ def export(
     ],
     out: Annotated[Path, typer.Argument(help="Folder to make, or empty.")],
     format_: Annotated[
-        Format,
+        Literal["hf", "onnx"],
         typer.Option(
             "--format",
-            help="hf: a Hugging Face folder. onnx: for ONNX Runtime, also in place of TensorFlow's SavedModel. gguf: "
-            "for llama.cpp.",
+            help="hf: a Hugging Face folder. onnx: for ONNX Runtime, also in place of TensorFlow's SavedModel.",
         ),
-    ] = Format.HF,
+    ] = "hf",
     dtype: Annotated[
         Dtype | None, typer.Option(help="Type of the weights; fp32: the masters. Default: as trained.")
     ] = None,
@@ -66,7 +64,7 @@ def export(
 
     find_weights(source)  # before torch and transformers are loaded, which takes seconds
     try:
-        from geocomm.train.export.export_run import export_converted, export_hf
+        from geocomm.train.export.export_run import export_hf, export_onnx
         from geocomm.train.export.export_source import Given
         from geocomm.train.runs.run_log import quiet_transformers
     except ImportError as error:
@@ -74,12 +72,9 @@ def export(
     quiet_transformers()
     tell = partial(say, err=True)
     given = Given(shards or (), model, preset, tokenizer)
-    if format_ is Format.HF:
-        record = export_hf(source, out, given, dtype, verify, tell)
-    else:
-        record = export_converted(source, out, given, format_.value, dtype, verify, tell)
+    record = (export_hf if format_ == "hf" else export_onnx)(source, out, given, dtype, verify, tell)
     size = sum(file.bytes for file in record.files.values()) / 1e6
-    line = f"exported to {out} ({format_.value}, {record.dtype}, {size:.1f} MB)"
+    line = f"exported to {out} ({format_}, {record.dtype}, {size:.1f} MB)"
     if record.verify is not None:
         largest = record.verify.max_logit_difference
         found = f"differ by at most {largest:.1g}" if largest else "are equal"
@@ -89,5 +84,5 @@ def export(
         if record.held_out.run_loss is not None:
             line += f", in training {record.held_out.run_loss:.6f}"
     typer.echo(line)
-    if format_ is not Format.ONNX:  # which no server takes
+    if format_ == "hf":  # no server takes ONNX
         typer.echo(f"serve it: geocomm serve {out}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from geocomm.cli.command_end import fail, say
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of
 from geocomm.security.key_folder import REVOKED_FILE
 
 if TYPE_CHECKING:

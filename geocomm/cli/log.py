@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from geocomm.cli.command_end import fail, say
-from geocomm.core.plain_console import plain_console
+from geocomm.cli.command_end import fail, journal_in, say
+from geocomm.core.console import plain_console
 from geocomm.core.units import count_text
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def log(
     """
     from geocomm.core.run_dir import RunDir
     from geocomm.elastic.journal.entries import BadLineError
-    from geocomm.elastic.journal.journal import SqliteJournal
 
     console = plain_console(soft_wrap=True)
 
@@ -56,25 +55,24 @@ def log(
         else:
             console.print(Text.assemble((f"{entry.index:>6}", "dim"), " ", told(entry)))
 
-    path = RunDir(run_dir).journal
-    if not path.is_file():
-        fail("log", f"{run_dir} has no {path.name}: it is not the run folder of a site")
     try:
-        journal = SqliteJournal(path, read_only=True)
-        if verify:
-            first = journal.base.index + 1
-            state, confirmed = journal.verify()
-            before = "a snapshot in the journal confirms" if confirmed else "no snapshot in the journal confirms yet"
-            say(
-                f"{state.head.index + 1 - first} entries, each in its place; the last is {state.head.hash[:16]}"
-                + (f". They begin with entry {first}, after a state of the run that {before}" if first else "")
-            )
-            return
-        with contextlib.suppress(KeyboardInterrupt):
-            for entry in _followed(journal) if follow else journal.read():
-                show(entry)
+        with journal_in(run_dir) as journal:
+            if verify:
+                say(_verified(journal))
+                return
+            with contextlib.suppress(KeyboardInterrupt):
+                for entry in _followed(journal) if follow else journal.read():
+                    show(entry)
     except BadLineError as error:
-        fail("log", f"{path} is damaged: {error}", 1)
+        fail("log", f"{RunDir(run_dir).journal} is damaged: {error}", 1)
+
+
+def _verified(journal: SqliteJournal) -> str:
+    first = journal.base.index + 1
+    state, confirmed = journal.verify()
+    before = "a snapshot in the journal confirms" if confirmed else "no snapshot in the journal confirms yet"
+    begin = f". They begin with entry {first}, after a state of the run that {before}" if first else ""
+    return f"{state.head.index + 1 - first} entries, each in its place; the last is {state.head.hash[:16]}{begin}"
 
 
 def told(entry: Entry) -> str:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 from collections import deque
-from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from geocomm.cli.command_end import AsJson, fail, say
+from geocomm.cli.command_end import AsJson, fail, journal_in, say
 from geocomm.cli.run_options import (
     AddressOption,
     DataOption,
@@ -30,12 +28,11 @@ from geocomm.cli.run_options import (
     leader_settings,
     load_keys,
 )
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of
 from geocomm.core.units import count_text, large_text
 
 if TYPE_CHECKING:
     from geocomm.core.addresses import Address
-    from geocomm.elastic.journal.journal import SqliteJournal
     from geocomm.elastic.journal.run_state import RunState, SiteRecord
     from geocomm.elastic.leading.questions import LeaderAnswer, MembersAsked, RemovalAsked, SeenSite
     from geocomm.security.key_folder import Keys
@@ -145,7 +142,7 @@ def show(
     record = state.sites.get(site)
     if record is None:
         fail("members show", f"the run has no site {site}; it has {', '.join(sorted(state.sites)) or 'none'}")
-    with _journal(run_dir) as journal:
+    with journal_in(run_dir) as journal:
         for entry in journal.read(max(0, state.head.index - _ENTRIES_READ)):
             if isinstance(entry, AnyRound):
                 rounds.append(entry)
@@ -278,20 +275,8 @@ def promote(
 
 
 def _state(run_dir: Path) -> RunState:
-    with _journal(run_dir) as journal:
+    with journal_in(run_dir) as journal:
         return journal.state()
-
-
-@contextlib.contextmanager
-def _journal(run_dir: Path) -> Generator[SqliteJournal]:
-    from geocomm.core.run_dir import RunDir
-    from geocomm.elastic.journal.journal import SqliteJournal
-
-    path = RunDir(run_dir).journal
-    if not path.exists():
-        fail("members", f"{run_dir} has no {path.name}: it is not the run folder of a site of an elastic run")
-    with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
-        yield journal
 
 
 def _asked(run_dir: Path, state: RunState) -> tuple[LeaderAnswer, dict[str, SeenSite]]:

@@ -12,15 +12,15 @@ import typer
 
 from geocomm.cli.command_end import AsJson, fail, say
 from geocomm.cli.plan_data import Reading, plan_data
-from geocomm.core.table import table_of
-from geocomm.core.units import DAY_S, count_text, duration_text
+from geocomm.core.console import table_of
+from geocomm.core.units import DAY_S, bytes_text, count_text, duration_text, parse_duration, parse_rate, rate_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from geocomm.core.link_table import Links
     from geocomm.data.pass_estimate import TrainingTraffic
     from geocomm.group.planning.codec_choice import Speed
-    from geocomm.group.planning.link_table import Links
     from geocomm.group.planning.local_estimate import LocalEstimate
     from geocomm.group.planning.run_estimate import Estimate, Workload
 
@@ -96,7 +96,6 @@ def plan(
     if not data and (gpus or tokens_per_second or gpu_price):
         fail("plan", "--gpus, --tokens-per-second and --gpu-price are for --data")
     from geocomm.core.errors import GeocommError
-    from geocomm.core.units import parse_duration
     from geocomm.group.planning.codec_choice import Speed, measure
     from geocomm.group.planning.link_report import region_lines, relay_lines
     from geocomm.group.planning.run_estimate import Workload, scaled
@@ -254,8 +253,8 @@ def _region_lines(table: Links, rows: Sequence[LocalEstimate], price: float | No
             cost = row.dollars_per_day if price is None else crosses / 1e9 * price
             dollars = "" if cost is None else f", for ${_dollars(cost)}"
             lines.append(
-                f"{row.codec}, {row.reduce}: {_bytes(crosses)} a day cross between regions{dollars}; without [regions] "
-                f"it would be {between_regions_alone(table, row.reduce):.2g} times as much"
+                f"{row.codec}, {row.reduce}: {bytes_text(crosses)} a day cross between regions{dollars}; without "
+                f"[regions] it would be {between_regions_alone(table, row.reduce):.2g} times as much"
             )
     return lines
 
@@ -291,8 +290,7 @@ def _parameters(text: str | None, model: str | None) -> float:
 
 def _nominal_links(path: Path | None, names: Sequence[str], rate: str, access: str | None, rtt: str) -> Links:
     """names: of the sites, where there is no file that names them."""
-    from geocomm.core.units import parse_duration, parse_rate
-    from geocomm.group.planning.link_table import Links
+    from geocomm.core.link_table import Links
 
     if path is not None:
         return Links.from_file(path)
@@ -308,9 +306,6 @@ def _usual_efficiency(path: Path | None) -> float:
 
 
 def _nominal_text(rate: str, access: str | None, rtt: str) -> str:
-    from geocomm.core.units import parse_duration, parse_rate
-    from geocomm.group.planning.link_report import rate_text
-
     line = "no limit of" if access is None else rate_text(parse_rate(access))
     return (
         f"{rate_text(parse_rate(rate))} between each two sites, {line} a site's own line, round trip "
@@ -343,13 +338,13 @@ def _step_table(rows: Sequence[Estimate]) -> Table:
             row.codec,
             ("owners" if row.owners else "broadcast")
             + (", regions" if row.by_region else ", relays" if row.relays else ""),
-            _bytes(row.sent_bytes),
-            _bytes(row.sent_per_rank_bytes),
+            bytes_text(row.sent_bytes),
+            bytes_text(row.sent_per_rank_bytes),
             _seconds(row.exchange_s),
             _seconds(row.step_s),
             f"{row.compute_share:.1%}",
             f"{row.link_share:.1%}",
-            _bytes(row.egress_bytes_per_day),
+            bytes_text(row.egress_bytes_per_day),
             None if row.dollars_per_day is None else _dollars(row.dollars_per_day),
         ]
         for row in rows
@@ -381,7 +376,7 @@ def _local_table(rows: Sequence[LocalEstimate]) -> Table:
             _seconds(row.step_s),
             f"{row.link_share:.1%}",
             f"{row.fewer_bytes:,.0f} x",
-            _bytes(row.egress_bytes_per_day),
+            bytes_text(row.egress_bytes_per_day),
             None if row.dollars_per_day is None else _dollars(row.dollars_per_day),
         ]
         for row in rows
@@ -427,10 +422,3 @@ def _dollars(count: float) -> str:
         if count >= 100 * size:
             return f"{count / size:,.0f} {unit}"
     return f"{count:,.0f}"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.3g} B"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from geocomm.cli.command_end import say
 from geocomm.core.bad_input import BadInput
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of
 
 if TYPE_CHECKING:
+    from geocomm.core.link_table import Links
     from geocomm.data.pass_estimate import TrainingTraffic
-    from geocomm.group.planning.link_table import Links
 
 _Number = TypeVar("_Number", int, float)
 _MOST_ROWS = 12

@@ -12,7 +12,7 @@ import typer
 from geocomm.cli.command_end import AsJson, fail, require_writable, say, wait_option, write_plot
 
 if TYPE_CHECKING:
-    from geocomm.group.planning.link_table import Links
+    from geocomm.core.link_table import Links
 
 _HELP = """Measure rate, round-trip time and loss between all sites, over geocomm's own connections.
 
@@ -54,7 +54,7 @@ def probe(
     import torch.distributed as dist
 
     from geocomm.core.errors import GeocommError
-    from geocomm.observe.doctor.link_probe import LinkProbe
+    from geocomm.lab.bench.link_probe import LinkProbe
 
     try:
         dist.init_process_group("geocomm")

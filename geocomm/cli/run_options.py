@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from geocomm.data.deal_records import DealtSet
     from geocomm.elastic.journal.sequencer_events import LeaderSettings
     from geocomm.elastic.supervisor import PublishConfig
-    from geocomm.group.planning.link_table import Groups
     from geocomm.security.key_folder import Keys
 
 elastic_option = functools.partial(typer.Option, rich_help_panel="Elastic runs")
@@ -151,29 +150,17 @@ def leader_settings(
 ) -> LeaderSettings:
     """What the options and GEOCOMM_LINKS say that is for the leader. Raises BadInput where those of the data do not
     fit, or the links file cannot be read."""
+    from geocomm.core.link_table import own_links
     from geocomm.elastic.journal.sequencer_events import LeaderSettings
 
+    links = own_links()
     return LeaderSettings(
         wait_for=frozenset(filter(None, wait_for.split(","))),
         min_sites=min_sites,
         data=_dealt_set(data, sequence_length, held_out_fraction),
         doubt_s=60 * doubt,
-        regions=_regions(),
+        regions=() if links is None else links.named_regions(),
     )
-
-
-def _regions() -> Groups:
-    """Those of the links file; none: there is none."""
-    from geocomm.core.environment import links_file
-    from geocomm.group.planning.link_table import Links
-
-    path = links_file()
-    if path is None:
-        return ()
-    try:
-        return Links.from_file(path).named_regions()
-    except ValueError as error:
-        raise BadInput(f"GEOCOMM_LINKS: {error}") from None
 
 
 def _dealt_set(data: str, sequence_length: int, held_out_fraction: float) -> DealtSet | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import tempfile
 import time
@@ -12,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from geocomm.cli.command_end import AsJson, fail, say
-from geocomm.core.run_dir import RunDir
-from geocomm.core.table import table_of
+from geocomm.cli.command_end import AsJson, fail, journal_in, say
+from geocomm.core.console import table_of
 
 if TYPE_CHECKING:
     from geocomm.elastic.files.snapshots import Manifest, Snapshots
@@ -204,13 +202,9 @@ def _open(where: str, snapshot: int | None = None) -> tuple[Snapshots, RunState,
     from geocomm.elastic.files.fragment_store import FragmentStore
     from geocomm.elastic.files.snapshot_copies import is_url
     from geocomm.elastic.files.snapshots import Snapshots
-    from geocomm.elastic.journal.journal import SqliteJournal
 
     run_dir = _fetched(where, snapshot) if is_url(where) else Path(where)
-    path = RunDir(run_dir).journal
-    if not path.is_file():
-        fail("snapshot", f"{run_dir} has no {path.name}: it is not the run folder of a site")
-    with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+    with journal_in(run_dir) as journal:
         state = journal.state()
     return Snapshots(FragmentStore(run_dir)), state, run_dir
 

@@ -15,14 +15,13 @@ from rich.live import Live
 from rich.text import Text
 
 from geocomm.cli.command_end import TelemetryFolder, open_store, standstill_text
-from geocomm.core.plain_console import plain_console
-from geocomm.core.table import table_of
+from geocomm.core.console import plain_console, table_of
 from geocomm.core.units import count_text, duration_text, large_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis
+    from geocomm.observe.diagnosis.bottleneck import LiveDiagnosis
     from geocomm.observe.telemetry.overview import Overview
     from geocomm.observe.telemetry.overview_links import LinkState
     from geocomm.observe.telemetry.overview_rounds import RoundState
@@ -56,7 +55,7 @@ def top(
     store = open_store(folder)
     console = plain_console()
     if once:
-        from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis
+        from geocomm.observe.diagnosis.bottleneck import LiveDiagnosis
 
         console.print(_picture(store, _verdict(store, LiveDiagnosis())))
         return
@@ -76,7 +75,7 @@ class _Verdicts:
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis
+        from geocomm.observe.diagnosis.bottleneck import LiveDiagnosis
         from geocomm.observe.telemetry.run_store import RunStore
 
         live = LiveDiagnosis()

@@ -13,8 +13,8 @@ import typer
 
 from geocomm.cli.command_end import SecureOption, SiteKeysOption, require_writable, say, wait_option
 from geocomm.core.bad_input import UserError
-from geocomm.core.table import table_of
-from geocomm.group.planning.link_report import rate_text
+from geocomm.core.console import table_of
+from geocomm.core.units import rate_text
 from geocomm.lab.emulator.emulated_keys import site_environment, site_keys
 from geocomm.lab.emulator.emulated_links import (
     MAX_SITES,

@@ -123,11 +123,6 @@ def rdma_allow_tcp() -> bool:
     return read("GEOCOMM_RDMA_ALLOW_TCP", parse_boolean, default=False)
 
 
-def keys_folder() -> str | None:
-    """This site's folder of keys, from GEOCOMM_KEYS."""
-    return os.environ.get("GEOCOMM_KEYS") or None
-
-
 def keep_keys_from_ranks() -> None:
     """Under security=insecure, where ranks have no use for keys, take GEOCOMM_KEYS out of what processes started from
     here inherit: only the rendezvous is encrypted then."""
@@ -186,12 +181,6 @@ def stores_file() -> Path | None:
     return Path(path) if path else None
 
 
-def links_file() -> Path | None:
-    """Where the rates of the links between sites are, from GEOCOMM_LINKS; None: they are not known."""
-    path = os.environ.get("GEOCOMM_LINKS")
-    return Path(path) if path else None
-
-
 def data_cache() -> tuple[Path, int | None]:
     """Folder for what is fetched of data sets, and the most bytes in it, None: what the disk has. From
     GEOCOMM_DATA_CACHE and GEOCOMM_DATA_CACHE_SIZE."""
@@ -204,16 +193,6 @@ def _dollars(text: str) -> float:
     if not 0 <= dollars < math.inf:
         raise ValueError("a number of dollars, 0 or more")
     return dollars
-
-
-def one_site() -> bool:
-    """Whether all ranks are declared to be at one site, from GEOCOMM_ONE_SITE."""
-    return read("GEOCOMM_ONE_SITE", parse_boolean, default=False)
-
-
-def codec_name() -> str:
-    """Codec of reductions across sites, from GEOCOMM_CODEC."""
-    return os.environ.get("GEOCOMM_CODEC") or "none"
 
 
 def hub_address() -> Address | None:

@@ -128,7 +128,7 @@ def held_by_one(lock: Path, limit_s: float = 0.0) -> Generator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError:
+            except BlockingIOError:
                 if time.monotonic() >= until:
                     file.seek(0)
                     raise FolderInUseError(f"process {file.read().strip() or 'unknown'}") from None

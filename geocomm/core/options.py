@@ -211,7 +211,7 @@ class Options(BaseModel, metaclass=ShortHelp):
             for name in given.keys() - fields.keys():
                 raise TypeError(f"geocomm.Options has no field {name!r}{did_you_mean(name, fields)}")
             warn_of_unknown_variables()
-            values = {name: _from_environment(name) for name in fields if name not in given} | given
+            values = {name: from_environment(name) for name in fields if name not in given} | given
             try:
                 super().__init__(**values)
             except ValidationError as error:
@@ -348,7 +348,11 @@ def _kind_of(name: str) -> Kind:
     return next(each for each in Options.model_fields[name].metadata if isinstance(each, Kind))
 
 
-def _from_environment(name: str) -> Any:
+def from_environment(name: str) -> Any:
+    """The value of one field where nobody has options: what its variable says, or the default.
+
+    Limits of the field are not looked at. Raises InvalidArgumentError, which names the variable.
+    """
     kind = _kind_of(name)
 
     def parse(text: str) -> Any:

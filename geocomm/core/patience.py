@@ -1,6 +1,6 @@
 """How to wait: when to try again, when a wait is worth a word in the log, and for the first of several to end.
 
-And `for_ever`, for work that has no end."""
+`for_ever` is for work that has no end, `RunningClock` for judging the silence of others."""
 
 from __future__ import annotations
 
@@ -147,3 +147,22 @@ async def for_ever(what: str, work: Callable[[], Awaitable[None]], log: Callable
             why = f"by an error of this program: {traceback.format_exc()}"
         log(f"{what} has ended {why}; it begins again")
         await asyncio.sleep(_AGAIN_S)
+
+
+class RunningClock:
+    """Seconds in which this process could hear: of each time between two looks, `most_s` at most count.
+
+    What others said while it was stopped, or got no CPU, lies in its sockets, and it reads that after its timers. It is
+    looked at several times within `most_s`.
+    """
+
+    def __init__(self, now: Callable[[], float], most_s: float = 1.0) -> None:
+        self._now, self._most_s = now, most_s
+        self._looked = now()
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        now = self._now()
+        self._seconds += min(now - self._looked, self._most_s)
+        self._looked = now
+        return self._seconds

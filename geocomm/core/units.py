@@ -83,6 +83,22 @@ def large_text(number: int) -> str:
     return f"{number / 1e9:.2f} G" if number >= 1e9 else f"{number / 1e6:.2f} M"
 
 
+def rate_text(bps: float) -> str:
+    """`1.2 Gbit/s`."""
+    return _with_unit(bps, (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3), ("bit/s", 1.0)))
+
+
+def bytes_text(count: float) -> str:
+    """`1.2 GB`."""
+    return _with_unit(count, (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)))
+
+
+def _with_unit(value: float, units: Sequence[tuple[str, float]]) -> str:
+    """In the largest unit of which it has one."""
+    unit, size = next((one for one in units if value >= one[1]), units[-1])
+    return f"{value / size:.3g} {unit}"
+
+
 def parse_boolean(text: str) -> bool:
     """Whether "1", "true", "yes", "on", or "0", "false", "no", "off", "" means yes."""
     if text.lower() in ("1", "true", "yes", "on"):

@@ -17,7 +17,7 @@ from geocomm.core.units import count_text
 from geocomm.data.catalog import KeptCatalog, Shard, Version
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.deal_records import SiteDeal
-from geocomm.data.read_version import ReadVersion
+from geocomm.data.dealt_version import ReadVersion
 from geocomm.data.shard_cache import ShardCache, own_far_rate
 from geocomm.data.shard_stores import ShardStores
 

@@ -21,10 +21,9 @@ import numpy as np
 from geocomm.core.bad_input import BadInput
 from geocomm.core.units import count_text
 from geocomm.data.catalog import Shard
+from geocomm.data.deal_records import Piece, cut, length
 from geocomm.data.deals import DEALS_OF_A_PASS, SHARDS_OF_DEAL, ShardClass
-from geocomm.data.dealt_shards import Piece, cut, length
-from geocomm.data.dealt_version import DealtVersion
-from geocomm.data.read_version import ReadVersion, sequences_of
+from geocomm.data.dealt_version import DealtVersion, ReadVersion, sequences_of
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput
-from geocomm.core.environment import data_cache, links_file
+from geocomm.core.environment import data_cache
 from geocomm.core.file_systems import FULL
+from geocomm.core.link_table import Links, own_links
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Waiting, pauses
 from geocomm.data.cache_folder import CacheFolder
@@ -29,7 +30,6 @@ from geocomm.data.catalog import Shard
 from geocomm.data.places import Folder
 from geocomm.data.shard_stores import ShardStores, TokenBucket, fetch
 from geocomm.data.token_files import hash_of_range
-from geocomm.group.planning.link_table import Links
 from geocomm.metrics import sources
 
 SHARDS_AT_LEAST = 16
@@ -387,10 +387,5 @@ def far_rates(links: Links) -> dict[str, float]:
 def own_far_rate(site: str) -> float:
     """The rate of a site by the table that GEOCOMM_LINKS names, in bytes a second; infinite where it names none, or not
     this site. Raises BadInput."""
-    path = links_file()
-    if path is None:
-        return math.inf
-    try:
-        return far_rates(Links.from_file(path)).get(site, math.inf)
-    except ValueError as error:
-        raise BadInput(f"GEOCOMM_LINKS: {error}") from None
+    links = own_links()
+    return math.inf if links is None else far_rates(links).get(site, math.inf)

@@ -16,8 +16,8 @@ from typing_extensions import override
 from geocomm.core.bad_input import BadInput
 from geocomm.data.corpus.packing import held_out_every, named_seed
 from geocomm.data.deal_sequences import DealSequences, DealtTo
+from geocomm.data.dealt_version import ReadVersion
 from geocomm.data.fixed_deals import FixedDeals, ReadSoFar
-from geocomm.data.read_version import ReadVersion
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,12 @@ def fetch(
     descriptor: int,
     pace: TokenBucket | None,
     stopped: Callable[[], bool],
+    most: int = RANGE_BYTES,
 ) -> str:
-    """Write `size` bytes into a file, and return the SHA-256 of what came. read(start, count): gives so many of them.
-    OSError, also where it was stopped."""
+    """Write `size` bytes into a file, and return the SHA-256 of what came. read(start, count): gives so many of them,
+    `most` at the most. OSError, also where it was stopped."""
     os.ftruncate(descriptor, 0)
-    starts, lock, failures = iter(range(0, size, RANGE_BYTES)), threading.Lock(), list[Exception]()
+    starts, lock, failures = iter(range(0, size, most)), threading.Lock(), list[Exception]()
 
     def pull() -> None:
         while not failures:
@@ -66,7 +67,7 @@ def fetch(
                 start = next(starts, None)
             if start is None:
                 return
-            count = min(RANGE_BYTES, size - start)
+            count = min(most, size - start)
             if pace is not None:
                 pace.wait(count, stopped)
             try:
@@ -76,9 +77,7 @@ def fetch(
             except Exception as error:  # told by the thread that waits for this one
                 failures.append(error)
 
-    threads = [
-        threading.Thread(target=pull, name="geocomm-fetch") for _ in range(min(IN_FLIGHT, -(-size // RANGE_BYTES)))
-    ]
+    threads = [threading.Thread(target=pull, name="geocomm-fetch") for _ in range(min(IN_FLIGHT, -(-size // most)))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from geocomm.core.bad_input import BadInput
-from geocomm.core.environment import keys_folder
+from geocomm.core.options import from_environment
 from geocomm.core.site import SiteNameError, check_name, check_site_name
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Keys:
     @classmethod
     def given(cls, folder: str | Path | None, *, readers: bool = False) -> Self | None:
         """Those in `folder`, else in GEOCOMM_KEYS; None: neither is named. KeysError as above."""
-        found = folder or keys_folder()
+        found = folder or from_environment("keys")
         return None if found is None else cls.load(found, readers=readers)
 
     def context(self, *, server: bool) -> ssl.SSLContext:

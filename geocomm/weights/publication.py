@@ -27,8 +27,8 @@ from geocomm.weights.stream_version import (
     WeightVersion,
     frame_folder,
     frame_path,
+    hint_of,
     layout_path,
-    newest_number,
     part_digest,
     read_version,
     version_numbers,
@@ -188,8 +188,9 @@ class Publication:
             if numbers := version_numbers(self._place):
                 content = self._place.read(version_path(numbers[-1]))
                 self._before = read_version(content, numbers[-1], self.url)
-                if newest_number(self._place) != numbers[-1]:  # a publisher died before it could say so
-                    self._place.replace(NEWEST, line_of(Hint(number=numbers[-1])).encode())
+                hint = Hint.of(numbers[-1], content)
+                if hint_of(self._place) != hint:  # a publisher died before it could say so
+                    self._place.replace(NEWEST, line_of(hint).encode())
         except Exception as error:  # of whatever kind: the other ranks wait for a word
             return _OutVersion(failure=f"{self.url} cannot be used: {error_line(error)}")
         return _OutVersion(number=numbers[-1] if numbers else 0)
@@ -231,21 +232,22 @@ class Publication:
         return version if self._keys is None else version.signed_by(self._keys)
 
     def _put_version(self, version: WeightVersion) -> _OutVersion:
-        path = version_path(version.number)
-        self._tried.append(line_of(version).encode())
-        if not self._place.create(path, self._tried[-1]):
+        path, content = version_path(version.number), line_of(version).encode()
+        self._tried.append(content)
+        if not self._place.create(path, content):
             there = self._place.read(path)
             if there not in self._tried:
                 failure = f"{self.url} has version {version.number} since just now: another publisher writes to it"
                 return _OutVersion(failure=failure, refused=True)
             self._before = read_version(there, version.number, self.url)
             self._tried.clear()
+            self._place.replace(NEWEST, line_of(Hint.of(version.number, there)).encode())
             failure = f"{self.url} took version {version.number} after all; the next one has all weights"
             return _OutVersion(failure=failure, number=version.number)
         self._before = version
         self._tried.clear()
         try:
-            self._place.replace(NEWEST, line_of(Hint(number=version.number)).encode())
+            self._place.replace(NEWEST, line_of(Hint.of(version.number, content)).encode())
             if version.whole is not None and len(version.anchors) > 1:
                 self._remove_before(version.anchors[0])
         except OSError as error:  # readers list the stream; the next anchor removes more

@@ -6,8 +6,9 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -202,17 +203,23 @@ class StreamFollower:
     def _update(self) -> bool:
         is_other = False
         for attempt in range(_TRIES):
-            newest, own = None, self._target.version
+            told, own = None, self._target.version
             try:
-                newest = self._sources.newest()
-                if newest is None:
+                told = self._sources.newest()
+                if told is None:
                     return False
+                newest = self._sources.version(told.number)
                 if own is not None and own.stream != newest.stream:
                     raise DataError(
                         f"{self._sources.names} is another stream than the one of version {own.number} here; remove "
                         "the folder, or make a new reader, to follow it"
                     )
                 if own is not None and newest.number <= own.number:
+                    if newest.number == own.number and newest.result != own.result:
+                        raise DataError(
+                            f"{self._sources.names} has another version {own.number} than the one here: the stream was "
+                            "taken back, and went another way; the next version will do"
+                        )
                     return False
                 self._bring(self._way(None if is_other else own, newest))
                 return True
@@ -221,7 +228,7 @@ class StreamFollower:
                 is_other = True
             except DataError:
                 # What went away meanwhile, since the stream is ahead, may be found in a newer version.
-                if attempt == _TRIES - 1 or newest is None or self._sources.newest() == newest:
+                if attempt == _TRIES - 1 or told is None or self._sources.newest() == told:
                     raise
             except OSError as error:
                 raise DataError(f"weights: a newer version cannot be kept: {error_line(error)}") from None
@@ -275,11 +282,12 @@ class StreamFollower:
             step.version.require_fit(layout)
             if step.version.layout != version.layout:
                 raise DataError(f"version {step.version.number} is packed in another way than {version.number}")
+        self._target.require_fit(layout)
         try:
-            self._target.begin(layout)
             with ThreadPoolExecutor(_FRAMES_AT_ONCE, "geocomm-fetch") as pool:
                 fetched = self._fetched(steps, pool)
                 try:
+                    self._target.begin(layout)
                     for at, part in enumerate(layout.parts):
                         begins_whole = steps[0].frames[at].whole
                         flat = part.empty() if begins_whole else self._target.gather(layout, part)
@@ -295,15 +303,17 @@ class StreamFollower:
             raise
 
     def _fetched(self, steps: list[VersionStep], pool: ThreadPoolExecutor) -> Iterator[Path]:
-        """The files of the frames, part by part; some are fetched ahead."""
+        """The files of the frames, part by part. From now on some are fetched ahead."""
         wanted = ((step.version.number, step.frames[at]) for at in range(len(steps[0].frames)) for step in steps)
-        ahead: deque[Future[Path]] = deque()
-        for number, frame in wanted:
-            ahead.append(pool.submit(self._sources.frame, number, frame))
-            if len(ahead) > 2 * _FRAMES_AT_ONCE:
+        begun = (pool.submit(self._sources.frame, number, frame) for number, frame in wanted)
+        ahead = deque(islice(begun, 2 * _FRAMES_AT_ONCE))
+
+        def each() -> Iterator[Path]:
+            while ahead:
                 yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+                ahead.extend(islice(begun, 1))
+
+        return each()
 
     def _unpack(self, at: int, steps: list[VersionStep], fetched: Iterator[Path], flat: torch.Tensor) -> None:
         """Make a part what the last step has. flat: the part as it is here."""

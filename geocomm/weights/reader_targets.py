@@ -31,8 +31,12 @@ class ReaderTarget(ABC):
         """The tensors as they are now."""
 
     @abstractmethod
+    def require_fit(self, layout: WeightLayout) -> None:
+        """DataError: it is of another model."""
+
+    @abstractmethod
     def begin(self, layout: WeightLayout) -> None:
-        """Make room for another version, beside what is there. DataError: it is of another model."""
+        """Make room for another version, beside what is there."""
 
     def gather(self, layout: WeightLayout, part: WeightPart) -> torch.Tensor:
         """The part's elements as they are now, 1-D, in memory of its own."""
@@ -76,8 +80,11 @@ class TensorsInPlace(ReaderTarget):
         return self._tensors
 
     @override
-    def begin(self, layout: WeightLayout) -> None:
+    def require_fit(self, layout: WeightLayout) -> None:
         require_same(layout.tensors, self._shapes)
+
+    @override
+    def begin(self, layout: WeightLayout) -> None:
         self._new = {one.name: torch.empty(one.shape, dtype=DTYPES[one.dtype]) for one in layout.tensors}
 
     @override

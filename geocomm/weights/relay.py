@@ -20,12 +20,7 @@ from geocomm.data.places import Folder, error_line
 from geocomm.security.key_folder import Identity, Keys
 from geocomm.weights.relay_place import HELD_S, StreamFileAsked
 from geocomm.weights.stream_sources import StreamSources
-from geocomm.weights.stream_version import (
-    NEWEST,
-    Hint,
-    StreamFile,
-    newest_number,
-)
+from geocomm.weights.stream_version import NEWEST, StreamFile, hint_of
 from geocomm.wire.doorway import Doorway
 from geocomm.wire.file_ranges import RangeAnswer, give_range, let_ask, line, next_question, while_alive
 from geocomm.wire.greeting import Greeting, ProtocolError, Purpose, SessionRefused
@@ -44,7 +39,7 @@ class StreamRelay:
         self._sources, self._keys, self._log = sources, keys, log
         self._threads = ThreadPoolExecutor(AT_ONCE, "geocomm-relay")
         # What it knew before it started again: its sources may be away.
-        self._newest = newest_number(Folder(str(sources.folder), sources.folder))
+        self._newest = hint_of(Folder(str(sources.folder), sources.folder))
         self._asked_at = -_FRESH_S
         self._awaiting: asyncio.Future[None] | None = None
         """A newer version of the sources, while somebody wants one."""
@@ -85,13 +80,17 @@ class StreamRelay:
         """Return once there is a newer version than this to tell of, after HELD_S at the latest."""
         loop = asyncio.get_running_loop()
         until = loop.time() + HELD_S
-        while self._newest <= number and loop.time() < until:
+        while self._number <= number and loop.time() < until:
             if self._awaiting is None or self._awaiting.done():
                 self._awaiting = loop.run_in_executor(self._threads, self._look_once_newer)
             await asyncio.wait([self._awaiting], timeout=until - loop.time())
 
+    @property
+    def _number(self) -> int:
+        return 0 if self._newest is None else self._newest.number
+
     def _look_once_newer(self) -> None:
-        self._sources.await_newer(self._newest)
+        self._sources.await_newer(self._number)
         self._asked_at = -_FRESH_S
         self._look()
 
@@ -121,9 +120,9 @@ class StreamRelay:
         self._asked_at = time.monotonic()
         try:
             newest = self._sources.newest()
-            if newest is not None and newest.number != self._newest:
-                write_whole(self._sources.folder / NEWEST, line_of(Hint(number=newest.number)).encode())
-                self._newest = newest.number
+            if newest is not None and newest != self._newest:
+                write_whole(self._sources.folder / NEWEST, line_of(newest).encode())
+                self._newest = newest
         except OSError as error:
-            given = f"version {self._newest}" if self._newest else "no version"
+            given = f"version {self._number}" if self._newest else "no version"
             self._log(f"this relay gives out {given}: {error_line(error)}")

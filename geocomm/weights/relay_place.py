@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
@@ -15,6 +16,7 @@ from geocomm.core.addresses import Address, AddressError
 from geocomm.core.bad_input import BadInput
 from geocomm.core.records import Record, Text, Whole
 from geocomm.data.places import FilePlace, open_place
+from geocomm.data.shard_stores import IN_FLIGHT
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.weights.stream_version import NEWEST
 from geocomm.wire.dial import dial
@@ -48,6 +50,7 @@ class RelayPlace(FilePlace):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock, self._is_closed = threading.Lock(), False
         self._idle: list[tuple[float, TlsStream]] = []
+        self._ahead: list[asyncio.Task[None]] = []
 
     @override
     def names(self, below: str = "") -> list[str]:
@@ -136,10 +139,17 @@ class RelayPlace(FilePlace):
             if now - used < KEPT_S:
                 return stream
             stream.close()
-        stream, _ = await dial(
-            self._address, self._keys, Greeting(Purpose.WEIGHTS, bytes(16), 0, "weights"), readers=True
-        )
-        return stream
+        if not self._ahead:  # frames come over all of them, and each takes round trips to open
+            self._ahead = [asyncio.ensure_future(self._dial_ahead()) for _ in range(IN_FLIGHT - 1)]
+        return await self._dialled()
+
+    async def _dial_ahead(self) -> None:
+        with suppress(OSError, KeysError):  # told where one is needed
+            self._idle.append((asyncio.get_running_loop().time(), await self._dialled()))
+
+    async def _dialled(self) -> TlsStream:
+        greeting = Greeting(Purpose.WEIGHTS, bytes(16), 0, "weights")
+        return (await dial(self._address, self._keys, greeting, readers=True))[0]
 
 
 def open_source(url: str, keys: Keys | None) -> FilePlace:

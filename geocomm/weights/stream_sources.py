@@ -6,6 +6,7 @@ it can be given out. Thread-safe.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -20,18 +21,19 @@ from geocomm.core.file_systems import write_whole
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.core.patience import pauses
 from geocomm.data.places import FilePlace, Folder, error_line
-from geocomm.data.shard_stores import TokenBucket, fetch
+from geocomm.data.shard_stores import IN_FLIGHT, RANGE_BYTES, TokenBucket, fetch
 from geocomm.security.key_folder import Keys
 from geocomm.weights.relay_place import HELD_S, RelayPlace
 from geocomm.weights.stream_version import (
     FRAMES,
     MOST_FILE_BYTES,
     FrameFile,
+    Hint,
     StreamFile,
     WeightVersion,
     frame_path,
+    hint_of,
     layout_path,
-    newest_number,
     read_layout,
     read_version,
     version_numbers,
@@ -44,6 +46,7 @@ _CALM_S = 60.0
 _PAUSE_S = (0.2, 5.0)
 _SILENT_S = 5.0
 _LOOK_S = 0.1
+_LEAST_RANGE = 64 << 10
 _SAME_S = 30.0
 """After which the other sources are asked whether there is no newer version."""
 
@@ -95,11 +98,11 @@ class StreamSources:
         self._places, self._keys, self._publisher, self._wait_s = places, keys, publisher, wait_s
         self._pace = None if rate is None else TokenBucket(lambda: rate)
         self._one_at_a_time = _PathLocks()
-        self._good: dict[str, Any] = {}
-        """Versions and layouts, by their paths."""
+        self._good: dict[str, tuple[str, Any]] = {}
+        """SHA-256 of the files of versions and layouts, and what is in them, by their paths."""
         self._complain = CalmLog(logger().warning, _CALM_S)
         self._silent_until = dict.fromkeys(places, 0.0)
-        self._told, self._told_at, self._told_before = 0, 0.0, 0
+        self._told, self._told_at, self._leads_to = 0, 0.0, ""
         self.is_closed = False
         self.trouble = ""
         """Why a file is not had yet, for messages; empty: nothing is wrong."""
@@ -122,13 +125,13 @@ class StreamSources:
         for place in self._places:
             place.close()
 
-    def newest(self) -> WeightVersion | None:
-        """The newest version that a source tells of and one gives; None: there is none.
+    def newest(self) -> Hint | None:
+        """The newest version that a source tells of and one gives; None: there is none. It can be had by `version`.
 
         The first source that has one is asked alone; the others too where it tells of the same for a while, or of one
         that nobody gives: it may be held up, or lie. SilentError; DataError: what is told of is not good.
         """
-        best: WeightVersion | None = None
+        best: Hint | None = None
         said, bad, asks_all = list[str](), list[DataError](), False
         for place in self._in_order(self._places):
             if best is not None and not asks_all:
@@ -136,14 +139,15 @@ class StreamSources:
                     break
                 asks_all = True
             try:
-                told = newest_number(place) or max(version_numbers(place), default=0)
+                told = hint_of(place) or _listed(place)
             except OSError as error:
                 self._silent_until[place] = time.monotonic() + _SILENT_S
                 said.append(f"{place.url}: {error_line(error)}")
                 continue
             try:
-                if told > (0 if best is None else best.number):
-                    best = self._told_version(told)
+                if told is not None and told.number > (0 if best is None else best.number):
+                    self._look_at(told)
+                    best = told
             except DataError as error:
                 bad.append(error)
         if best is None and bad:
@@ -166,7 +170,7 @@ class StreamSources:
                 if answers and isinstance(place, RelayPlace):
                     place.await_newer(number)
                     return
-                if answers and isinstance(place, Folder) and newest_number(place) > number:
+                if answers and isinstance(place, Folder) and (told := hint_of(place)) and told.number > number:
                     return
             except FileNotFoundError:  # there is no version at all
                 answers = False
@@ -181,21 +185,27 @@ class StreamSources:
             self._told, self._told_at = told, now
         return is_long
 
-    def _told_version(self, number: int) -> WeightVersion:
-        """A version that a source tells of. Of the first one, and where sources go back to an earlier one, what is kept
-        is not believed: another stream may have taken the place of the one that it is of. Then none of that stays."""
-        is_doubtful = not 0 < self._told_before <= number
-        self._told_before = 0 if is_doubtful else number  # where it cannot be had, the next one is doubtful, too
-        version = self._signed(number, anew=is_doubtful)
-        self._told_before = number
-        for one in version_numbers(self._kept) if is_doubtful else ():
-            path = version_path(one)
-            with suppress(OSError):  # DataError is one
-                if read_version(self._kept.read(path), one, self._kept.url).stream != version.stream:
+    def _look_at(self, told: Hint) -> None:
+        """Have a version that a source tells of, and keep nothing that does not lead to it: another stream may have
+        taken the place of the one that it is of."""
+        version = self._signed(told.number, told.sha256)
+        if told.sha256 != self._leads_to:
+            others = [one for one in version_numbers(self._kept) if one != told.number]
+            if others and not self._leads(others[-1], version):
+                for path in map(version_path, others):
                     self._kept.remove(path)
                     self._good.pop(path, None)
+            self._leads_to = told.sha256
         version.require_reader(self._keys)  # after it is kept: what is for others is not fetched at each look
-        return version
+
+    def _leads(self, number: int, version: WeightVersion) -> bool:
+        """Whether the kept version of this number, and so all before it, may be of the way to `version`."""
+        with suppress(OSError):  # DataError is one
+            kept = read_version(self._kept.read(version_path(number)), number, self._kept.url)
+            is_next = number + 1 == version.number
+            is_base = version.base in (None, kept.result)
+            return kept.stream == version.stream and number < version.number and (is_base or not is_next)
+        return False
 
     def version(self, number: int) -> WeightVersion:
         """A version, whose signature was looked at, and which these keys may read."""
@@ -203,8 +213,8 @@ class StreamSources:
         version.require_reader(self._keys)
         return version
 
-    def _signed(self, number: int, *, anew: bool = False) -> WeightVersion:
-        """A version, whose signature was looked at. anew: as sources have it now."""
+    def _signed(self, number: int, sha256: str = "") -> WeightVersion:
+        """A version, whose signature was looked at. sha256: as in `_small`."""
 
         def read(content: bytes, where: str) -> WeightVersion:
             version = read_version(content, number, where)
@@ -212,11 +222,11 @@ class StreamSources:
                 version.require_signer(self._keys, self._publisher)
             return version
 
-        return self._small(version_path(number), read, anew=anew)
+        return self._small(version_path(number), read, sha256)
 
     def layout(self, sha256: str) -> WeightLayout:
         """A layout."""
-        return self._small(layout_path(sha256), lambda content, where: read_layout(content, sha256, where))
+        return self._small(layout_path(sha256), read_layout, sha256)
 
     def frame(self, number: int, frame: FrameFile) -> Path:
         """The file of a frame, in the folder."""
@@ -241,19 +251,27 @@ class StreamSources:
         now = time.monotonic()
         return sorted(places, key=lambda place: self._silent_until[place] > now)
 
-    def _small(self, path: str, read: Callable[[bytes, str], _Read], *, anew: bool = False) -> _Read:
-        """A file that is looked at in memory: as it is kept, else from the first source whose file is good."""
+    def _small(self, path: str, read: Callable[[bytes, str], _Read], sha256: str) -> _Read:
+        """A file that is looked at in memory: as it is kept, else from the first source whose file is good. sha256: of
+        the file; empty: whichever there is."""
+
+        def checked(content: bytes, where: str) -> tuple[str, _Read]:
+            own, good = hashlib.sha256(content).hexdigest(), read(content, where)
+            if sha256 not in ("", own):
+                raise DataError(f"{path} of {where} is another one than it is said to be")
+            return own, good
+
         kept = self.folder / path
         with self._one_at_a_time.of(path):
-            if path not in self._good and not anew:
-                with suppress(OSError):
-                    self._good[path] = read(kept.read_bytes(), str(self.folder))
-            if path not in self._good or anew:
-                content, good = self._asked(path, self._places, lambda place: _whole_file(place, path, read))
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(kept, content)
-                self._good[path] = good
-            return self._good[path]
+            if (good := self._good.get(path)) is None or sha256 not in ("", good[0]):
+                try:
+                    self._good[path] = checked(kept.read_bytes(), str(self.folder))
+                except OSError:  # there is none, or another one
+                    ask = partial_of(_whole_file, path=path, read=checked)
+                    content, self._good[path] = self._asked(path, self._places, ask)
+                    kept.parent.mkdir(parents=True, exist_ok=True)
+                    write_whole(kept, content)
+            return self._good[path][1]
 
     def _asked(self, path: str, places: Sequence[FilePlace], ask: Callable[[FilePlace], _Read]) -> _Read:
         """What the first of these gives that has it. Those that do not answer are asked again, for a while. DataError:
@@ -299,13 +317,15 @@ class StreamSources:
     def _fetch(self, relative: str, frame: FrameFile, path: Path) -> None:
         """Get a frame."""
         part = path.with_name(f".{path.name}.partial")
-        failure = ""
+        failure, most = "", RANGE_BYTES
+        if isinstance(self._places[0], RelayPlace):  # each connection begins slowly: all are used for a small one, too
+            most = min(most, max(_LEAST_RANGE, -(-frame.bytes // IN_FLIGHT)))
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             for places in self._ways():
                 try:
                     read = partial_of(self._asked_range, relative, places)
-                    found = fetch(read, frame.bytes, descriptor, self._pace, lambda: self.is_closed)
+                    found = fetch(read, frame.bytes, descriptor, self._pace, lambda: self.is_closed, most)
                 except DataError as error:
                     if places is self._places:  # all were asked
                         raise
@@ -331,3 +351,10 @@ def _whole_file(place: FilePlace, path: str, read: Callable[[bytes, str], Any]) 
     if len(content) > MOST_FILE_BYTES:
         raise DataError(f"{path} of {place.url} has more than {MOST_FILE_BYTES} bytes")
     return content, read(content, place.url)
+
+
+def _listed(place: FilePlace) -> Hint | None:
+    """The newest version of those that a place lists, where it tells of none. OSError."""
+    if not (numbers := version_numbers(place)):
+        return None
+    return Hint.of(numbers[-1], place.read(version_path(numbers[-1]), 0, MOST_FILE_BYTES + 1))

@@ -1,6 +1,6 @@
 """A version of a stream of weights: what its file says, who has signed it, and where the stream's files lie.
 
-    STREAM/newest.json              {"number": 17}: a hint
+    STREAM/newest.json              {"number": 17, "sha256": of its file}: a hint
     STREAM/versions/000000017.json  a `WeightVersion`
     STREAM/layouts/SHA256           a `WeightLayout`
     STREAM/frames/000000017/SHA256  a frame: a part of the model, as a delta or whole
@@ -19,9 +19,8 @@ import torch
 import xxhash
 from pydantic import Field, ValidationError, model_validator
 
-from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.errors import DataError
-from geocomm.core.records import Hash, Record, Whole, canonical, line_of
+from geocomm.core.records import MANY, Hash, Record, Whole, canonical, line_of, read_record
 from geocomm.data.places import FilePlace
 from geocomm.security.key_folder import Keys, KeysError
 from geocomm.security.signatures import Signature, signer_of
@@ -58,6 +57,13 @@ class Hint(Record):
     """The newest version, as whoever keeps the files says."""
 
     number: Number
+    sha256: Hash
+    """Of its file: another version of this number is of a stream that was made anew in the same place."""
+
+    @classmethod
+    def of(cls, number: int, content: bytes) -> Self:
+        """Of a version's file."""
+        return cls(number=number, sha256=hashlib.sha256(content).hexdigest())
 
 
 class WeightVersion(Record):
@@ -71,17 +77,17 @@ class WeightVersion(Record):
     time: Whole
     """When it was published, in Unix seconds, by the publisher's clock."""
     layout: Hash
-    parts: tuple[Digest128, ...]
+    parts: Annotated[tuple[Digest128, ...], MANY]
     """XXH3-128 of each part's raw bytes."""
     base: Hash | None
     """`result` of the version before, which the delta is to; None: there is no delta."""
-    delta: tuple[FrameFile, ...] | None
+    delta: Annotated[tuple[FrameFile, ...], MANY] | None
     """A frame for each part."""
-    whole: tuple[FrameFile, ...] | None
+    whole: Annotated[tuple[FrameFile, ...], MANY] | None
     """A frame for each part, which need no base: it is an anchor."""
     anchors: Annotated[tuple[Number, ...], Field(min_length=1, max_length=2)]
     """The newest versions up to this one that need no base, two at the most."""
-    readers: Annotated[tuple[_Name, ...], Field(max_length=MOST_READERS)] = ()
+    readers: Annotated[tuple[_Name, ...], Field(max_length=MOST_READERS, fail_fast=True)] = ()
     """The names of the keys that may have its weights; empty: all of the job."""
     publisher: _Name | Literal[""] = ""
     """Its site, where it is signed."""
@@ -160,24 +166,20 @@ class WeightVersion(Record):
 def read_version(content: bytes, number: int, where: str) -> WeightVersion:
     """The version in a file. DataError: it is none, or another one."""
     try:
-        version = WeightVersion.model_validate_json(content)
-    except ValidationError as error:
-        said = problem_text(first_problem(error), WeightVersion.model_fields)[:300]
-        raise DataError(f"version {number} of {where} cannot be read: {said}") from None
+        version = read_record(WeightVersion, content)
+    except ValueError as error:
+        raise DataError(f"version {number} of {where} cannot be read: {error}") from None
     if version.number != number:
         raise DataError(f"version {number} of {where} says that it is version {version.number}")
     return version
 
 
-def read_layout(content: bytes, sha256: str, where: str) -> WeightLayout:
-    """The layout in a file. DataError: it is none, or another one."""
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise DataError(f"a layout of {where} has other bytes than its version says")
+def read_layout(content: bytes, where: str) -> WeightLayout:
+    """The layout in a file. DataError: it is none."""
     try:
-        return WeightLayout.model_validate_json(content)
-    except ValidationError as error:
-        said = str(first_problem(error)["msg"])[:300]
-        raise DataError(f"a layout of {where} cannot be read: {said}") from None
+        return read_record(WeightLayout, content)
+    except ValueError as error:
+        raise DataError(f"a layout of {where} cannot be read: {error}") from None
 
 
 def version_numbers(place: FilePlace) -> list[int]:
@@ -186,11 +188,11 @@ def version_numbers(place: FilePlace) -> list[int]:
     return sorted(file.number for file in found if file is not None and not file.sha256)
 
 
-def newest_number(place: FilePlace) -> int:
-    """The newest version, as the place says; 0: it has none. OSError."""
+def hint_of(place: FilePlace) -> Hint | None:
+    """What the place says of the newest version; None: nothing. OSError."""
     with suppress(FileNotFoundError, ValidationError):
-        return Hint.model_validate_json(place.read(NEWEST, 0, _HINT_BYTES)).number
-    return 0
+        return Hint.model_validate_json(place.read(NEWEST, 0, _HINT_BYTES))
+    return None
 
 
 def version_path(number: int) -> str:

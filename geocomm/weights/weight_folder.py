@@ -71,12 +71,15 @@ class WeightFolder(ReaderTarget):
             self.version = WeightVersion.model_validate_json((self.folder / _KEPT).read_bytes())
 
     @override
-    def begin(self, layout: WeightLayout) -> None:
+    def require_fit(self, layout: WeightLayout) -> None:
         here: dict[str, torch.Tensor] = {}
         with suppress(DataError):  # what is gone or damaged is made anew
             here = self._current()
         if here:
             require_same(layout.tensors, [sent_shape(name, tensor, None) for name, tensor in here.items()])
+
+    @override
+    def begin(self, layout: WeightLayout) -> None:
         self._remove_others()
         self._partial.mkdir()
         self._copy_other_files()

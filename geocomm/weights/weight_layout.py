@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, model_validator
 
 from geocomm.codecs.safetensors_header import DTYPE_NAMES
-from geocomm.core.records import MAX_TEXT, Record
+from geocomm.core.records import MANY, MAX_TEXT, Record
 
 PART_BYTES = 128 << 20
 """Of raw elements in a part, at most, as this version writes them."""
@@ -60,7 +60,7 @@ class WeightPart(NamedTuple):
     """Boxes of one dtype, end to end, each with its last dimension the fastest."""
 
     dtype: str
-    boxes: tuple[Box, ...]
+    boxes: Annotated[tuple[Box, ...], MANY]
 
     @property
     def elements(self) -> int:
@@ -86,8 +86,8 @@ class WeightLayout(Record):
     """The tensors of a model, and the parts that they are packed in."""
 
     geocomm_layout: Literal[1] = 1
-    tensors: tuple[TensorShape, ...]
-    parts: tuple[WeightPart, ...]
+    tensors: Annotated[tuple[TensorShape, ...], MANY]
+    parts: Annotated[tuple[WeightPart, ...], MANY]
 
     @model_validator(mode="after")
     def _covers_each_tensor_once(self) -> Self:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import geocomm
+from geocomm.group.planning.coding_place import measure
 
 DEVICE = "cuda"
 
@@ -76,3 +77,8 @@ def test_damaged_payloads_are_refused_and_sums_left_alone(codec: str) -> None:
     with pytest.raises(geocomm.CorruptDataError):
         geocomm.decompress(payload.to(DEVICE), total, add=True)
     assert torch.equal(total.cpu(), torch.ones(200_001))
+
+
+def test_places_are_measured_on_the_gpu() -> None:
+    for codec in ("int8", "balanced", "tiny"):
+        assert all(one.gpu_s > 0 and one.host_s > 0 for one in measure(torch.device(DEVICE), codec, 1))

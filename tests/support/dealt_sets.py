@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
+from geocomm.data.deal_records import shards_of
 from geocomm.data.deal_sequences import argsort
-from geocomm.data.dealt_shards import shards_of
 from geocomm.elastic.journal.run_state import RunState
 
 SITES = {"frankfurt": "eu", "virginia": "us", "tokyo": "asia"}

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from geocomm.core.link_table import Links
 from geocomm.data.deal_records import DealtData, SiteDeal
 from geocomm.elastic.journal.messages import Beat, Open, RankWelcome
-from geocomm.group.planning.link_table import Links
 from geocomm.sync.local_steps.elastic.member_frames import Decided, Delta
 from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.anchor import AnchoredFragment

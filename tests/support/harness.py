@@ -15,6 +15,7 @@ from __future__ import annotations
 import faulthandler
 import functools
 import hashlib
+import io
 import json
 import os
 import signal
@@ -245,7 +246,7 @@ def links_over_b(folder: Path, rtt_s: Callable[[int, int], float]) -> str:
 
     `rtt_s`: round trips by the sites' numbers.
     """
-    from geocomm.group.planning.link_table import Links, table_of
+    from geocomm.core.link_table import Links, table_of
 
     links = Links(("a", "b", "c"), table_of(3, lambda src, dst: 1e9 if 1 in (src, dst) else 1e6), table_of(3, rtt_s))
     assert links.relays() == [("a", "b", "c"), ("c", "b", "a")]
@@ -261,7 +262,7 @@ def links_of_two_regions(
 
     near_s, far_s: round trips in seconds.
     """
-    from geocomm.group.planning.link_table import Links, table_of
+    from geocomm.core.link_table import Links, table_of
 
     def is_near(src: int, dst: int) -> bool:
         return src // 2 == dst // 2
@@ -283,6 +284,21 @@ def hash_of(*tensors: torch.Tensor) -> str:
     for tensor in tensors:
         digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def relayed_bytes() -> int:
+    """That this rank has passed on in the last group that it made."""
+    import geocomm
+
+    return geocomm.stats()["groups"][-1]["relayed_bytes"]
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    """What a program that starts again has of a state that was saved."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)
 
 
 def serve(pipe: Connection) -> None:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from geocomm.data.dealt_shards import DealtShards, text_of
+from geocomm.data.deal_records import DealtShards, text_of
 from geocomm.elastic.journal.entries import EMPTY, FRAME_BYTES, Entry, Round
 from geocomm.elastic.journal.messages import (
     PROTOCOL_VERSION,

@@ -60,7 +60,6 @@ LONG_MODULES = frozenset(
         "unit/observe/test_doctor_machine.py",
         "unit/test_reference_docs.py",
         "unit/test_unused_functions.py",
-        "unit/train/test_gguf_export.py",
         "unit/train/test_onnx_export.py",
     }
 )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from geocomm.weights.publisher import WeightPublisher
+from geocomm.weights.stream_version import Hint, version_path
 
 
 def model_tensors() -> dict[str, torch.Tensor]:
@@ -50,6 +51,11 @@ def equal(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) 
         and torch.equal(bits(tensor), bits(others[name]))
         for name, tensor in some.items()
     )
+
+
+def newest_of(stream: Path, number: int) -> Hint:
+    """What a stream tells of, where that is its newest version."""
+    return Hint.of(number, (stream / version_path(number)).read_bytes())
 
 
 def publish(place: Path, tensors: Any, versions: int, change: Callable[[], None], **named: Any) -> None:

@@ -69,7 +69,7 @@ def site_program(folder: str) -> None:
 
     import geocomm
     from geocomm.core.native import native
-    from geocomm.observe.doctor.link_probe import LinkProbe
+    from geocomm.lab.bench.link_probe import LinkProbe
 
     torch.set_num_threads(1)
     os.environ["GEOCOMM_SECURITY"] = "insecure"  # an emulated WAN hears nobody

@@ -36,7 +36,7 @@ def site_program() -> None:
     """At each site."""
     import torch.distributed as dist
 
-    from geocomm.observe.doctor.link_probe import LinkProbe
+    from geocomm.lab.bench.link_probe import LinkProbe
 
     os.environ["GEOCOMM_SECURITY"] = "insecure"  # an emulated WAN hears nobody
     dist.init_process_group("geocomm", rank=int(os.environ["NODE_RANK"]), world_size=len(SITES))

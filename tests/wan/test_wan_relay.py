@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from geocomm.group.planning.link_table import Links, table_of
+from geocomm.core.link_table import Links, table_of
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from support.wan_support import emulate, require_wan, warm_program
 

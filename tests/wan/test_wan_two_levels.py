@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from geocomm.group.planning.link_table import Links, table_of
+from geocomm.core.link_table import Links, table_of
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanReport, WanRun
 from support.wan_support import emulate, require_wan, wait_until, warm_program

@@ -32,7 +32,7 @@ class WanCollectives::Call {
       : collectives_(collectives.shared_from_this()),
         type_(type),
         title_(title),
-        side_(device),
+        side_(device, core::Deadline::after(timeout)),
         context_{.kind = kind,
                  .seq = seq ? *seq : collectives.next_seq_.fetch_add(1),
                  .elements = elements,

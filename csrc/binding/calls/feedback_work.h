@@ -10,6 +10,7 @@
 
 #include "binding/calls/geo_work.h"
 #include "binding/device/device_side.h"
+#include "binding/device/host_room.h"
 #include "binding/torch/python_thread.h"
 #include "binding/torch/staging.h"
 #include "collective/run/exchange.h"

@@ -130,7 +130,7 @@ void join_works(const c10::intrusive_ptr<GeoWork>& joined, std::vector<WorkPtr> 
     operation->on_done(completes());
     return g_join_lanes.get().host.submit(operation, Runs::Beside);
   }
-  const DeviceSide side((*first)->result().front().device());
+  const DeviceSide side((*first)->result().front().device(), never);
   const auto operation = side.operation({}, never, group, InnerUse::Beside);
   operation->open();  // each work has gates of its own
   operation->set_steps({nullptr,

@@ -5,6 +5,7 @@
 #include "binding/calls/call.h"
 #include "binding/calls/coalesced.h"
 #include "binding/calls/site_collectives.h"
+#include "binding/device/host_room.h"
 
 namespace geocomm::binding {
 

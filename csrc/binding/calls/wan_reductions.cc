@@ -5,6 +5,7 @@
 #include "binding/calls/call.h"
 #include "binding/calls/coalesced.h"
 #include "binding/device/device_reduction.h"
+#include "binding/device/host_room.h"
 #include "binding/operation/piece_prefix.h"
 
 namespace geocomm::binding {
@@ -58,7 +59,8 @@ class PieceFlow final : public collective::DataFlow {
     StreamOperation::Pieces pieces{self->prefix_.pieces(),
                                    [=](std::uint32_t i) { from_host(of(host, i), of(part, i)); }, nullptr};
     if (back) pieces.back = [=](std::uint32_t i) { from_host(of(part, i), of(host, i)); };
-    return operation->set_pieces(std::move(pieces)) ? std::move(self) : nullptr;
+    operation->set_pieces(std::move(pieces));
+    return self;
   }
 
   core::Result<std::size_t> wait_for(std::size_t bytes, core::Deadline deadline) override {

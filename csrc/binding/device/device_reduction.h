@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "binding/device/device_side.h"
+#include "binding/operation/coding_places.h"
 #include "collective/run/exchange.h"
 
 namespace geocomm::collective::cuda {
@@ -33,7 +34,7 @@ class DeviceReduction final : public collective::FrameMaker,
   // While stage `pre` of a StreamOperation is enqueued (StreamOperation::current()), which the reduction then
   // belongs to. `stripes` hold addresses of device memory, which outlives the operation. `residual`: with
   // batches alone. nullptr: the host has to do it (nothing is enqueued, the operation is exact, this build's
-  // kernels lack the codec, or no memory is left, pinned or the device's).
+  // kernels lack the codec, places() has it there, or no memory is left, pinned or the device's).
   static std::shared_ptr<DeviceReduction> create(collective::Exchange& exchange,
                                                  const collective::OpContext& context,
                                                  collective::ReduceOp op,
@@ -44,6 +45,11 @@ class DeviceReduction final : public collective::FrameMaker,
   // (collective/cuda/batched_reduction.h), or one after the other. Bytes are the same. Thread-safe.
   static void use_batches(bool uses) { uses_batches_.store(uses, std::memory_order_relaxed); }
   static bool uses_batches() { return uses_batches_.load(std::memory_order_relaxed); }
+  // What batches code, of this process.
+  static CodingPlaces& places() {
+    static CodingPlaces places;
+    return places;
+  }
 
   // Stage `pre`: encodes, where that is not left to the operation's pieces, a group each.
   void enqueue_contributions();
@@ -74,8 +80,7 @@ class DeviceReduction final : public collective::FrameMaker,
   std::function<core::Status(collective::FrameMaker&)> exchange_;  // until it ran
   const collective::OpContext context_;
   const std::vector<collective::StripeData> stripes_;
-  StreamOperation& stream_;       // owns this, by way of its stages
-  std::vector<at::Tensor> sums_;  // per chunk, where it has an owner or is of 16 bits; float32
+  StreamOperation& stream_;  // owns this, by way of its stages
   // One of the two.
   std::shared_ptr<Kernels> kernels_;
   std::shared_ptr<Batched> batched_;

@@ -29,7 +29,9 @@ inline void refuse_capture(const c10::Stream& stream) {
 
 class DeviceSide {
  public:
-  explicit DeviceSide(const at::Device& device) {
+  // On streams that can wait for the host it takes all that an operation needs of the driver; where that has
+  // no more, it waits for what an earlier operation gives back.
+  DeviceSide(const at::Device& device, core::Deadline deadline) {
     if (device.is_cpu()) return;
     const c10::impl::VirtualGuardImpl impl(device.type());
     const auto current = impl.getStream(device);
@@ -37,8 +39,13 @@ class DeviceSide {
       const c10::OptionalDeviceGuard guard(device);
       if (DeviceStreams* const streams = cuda_streams()) {
         refuse_capture(current);
-        lease_ = std::make_shared<StreamLease>(*streams);
-        if (lease_->stream() == nullptr) throw_status(core::StatusCode::Driver, "CUDA gives no more streams");
+        lease_ = std::make_shared<StreamLease>(*streams, deadline);
+        if (lease_->stream() == nullptr) {
+          throw_status(
+              core::StatusCode::Driver,
+              "CUDA has no more streams or pinned memory, and no earlier operation ended in time: wait "
+              "for some before you issue more");
+        }
       }
     }
     stream_ = lease_ ? own_stream(lease_->stream(), device) : impl.getStreamFromGlobalPool(device);
@@ -59,11 +66,9 @@ class DeviceSide {
   // On stream(), if is_ordered().
   std::shared_ptr<StreamOperation> operation(OperationId id, core::Deadline deadline,
                                              std::shared_ptr<OperationGroup> group, InnerUse inner) const {
-    auto operation = StreamOperation::create(
+    return StreamOperation::create(
         std::move(id), deadline, std::move(group), lease_, inner,
         [stream = stream()](const std::function<void()>& enqueue) { run_around(stream, enqueue); });
-    if (!operation) throw_status(core::StatusCode::Driver, "no pinned memory is left for CUDA streams");
-    return operation;
   }
   // The allocator may give a tensor's memory away only when stream() has passed this point, too.
   void keep_for_stream(const Tensors& tensors) const {

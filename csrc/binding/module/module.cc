@@ -319,6 +319,14 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   m.def("detected_cpu_level", [] { return std::string(core::to_string(core::detected_cpu_level())); });
   m.def("use_device_batches", &DeviceReduction::use_batches, py::arg("uses"));
   m.def(
+      "code_on_device_from",
+      [](const std::string& codec, std::optional<std::uint64_t> least_bytes) {
+        const auto spec = value_or_throw(codec::CodecSpec::parse(codec));
+        DeviceReduction::places().set_least_bytes(spec.to_string(),
+                                                  least_bytes.value_or(CodingPlaces::kNever));
+      },
+      py::arg("codec"), py::arg("least_bytes"));
+  m.def(
       "set_cpu_level",
       [](const std::string& level) {
         throw_if_error(core::force_cpu_level(value_or_throw(core::parse_cpu_level(level))));

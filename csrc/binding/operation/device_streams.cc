@@ -7,7 +7,7 @@
 namespace geocomm::binding {
 namespace {
 
-constexpr std::size_t kWordsAtOnce = 256;
+constexpr std::size_t kSlotsAtOnce = 32;
 constexpr std::size_t kStride = 64 / sizeof(std::uint32_t);  // a cache line each
 
 // Never takes it back: several threads may open gates.
@@ -51,94 +51,117 @@ void DeviceStreams::free_idle() {
   if (pinned_.usage().held_bytes > 0) free_idle_later_locked(keep_);
 }
 
-DeviceStreams::Word DeviceStreams::take_word() {
+bool DeviceStreams::take_words(Words& words) {
   std::lock_guard lock(words_mutex_);
   if (words_.empty()) {
-    constexpr std::size_t kWords = kWordsAtOnce * kStride;
+    constexpr std::size_t kWords = kSlotsAtOnce * StreamSlot::kWords * kStride;
     auto* const first =
         reinterpret_cast<std::uint32_t*>(driver_.allocate_pinned(kWords * sizeof(std::uint32_t)));
-    if (first == nullptr) return {};
+    if (first == nullptr) return false;
     std::fill_n(first, kWords, 0u);
-    for (std::size_t i = 0; i < kWordsAtOnce; ++i) words_.push_back({first + i * kStride});
+    for (std::size_t i = 0; i < kSlotsAtOnce; ++i) {
+      Words& slot = words_.emplace_back();
+      for (std::size_t w = 0; w < slot.size(); ++w) slot[w].address = first + (i * slot.size() + w) * kStride;
+    }
   }
-  const Word word = words_.back();
+  words = words_.back();
   words_.pop_back();
-  return word;
+  return true;
 }
 
-void DeviceStreams::give_back(Word word) {
+std::unique_ptr<StreamSlot> DeviceStreams::make_slot() {
+  auto slot = std::make_unique<StreamSlot>();
+  if (!take_words(slot->words)) return nullptr;
+  slot->stream = driver_.create_stream();
+  if (slot->stream != nullptr) return slot;
   std::lock_guard lock(words_mutex_);
-  words_.push_back({word.address, word.next + 1});
+  words_.push_back(slot->words);
+  return nullptr;
 }
 
 // The one used last comes first: torch's allocator keeps memory for each stream.
-StreamDriver::Stream DeviceStreams::take_stream() {
+std::unique_ptr<StreamSlot> DeviceStreams::take_slot(core::Deadline deadline) {
+  const auto take_idle = [this] {
+    auto slot = std::move(slots_.back());
+    slots_.pop_back();
+    return slot;
+  };
   {
     std::lock_guard lock(streams_mutex_);
     ++streams_out_;
-    if (!streams_.empty()) {
-      const StreamDriver::Stream stream = streams_.back();
-      streams_.pop_back();
-      return stream;
-    }
+    if (!slots_.empty()) return take_idle();
   }
-  const StreamDriver::Stream created = driver_.create_stream();
-  if (created == nullptr) give_back(created);
-  return created;
+  if (auto made = make_slot()) return made;
+  std::unique_lock lock(streams_mutex_);
+  --streams_out_;
+  slot_back_.notify_all();
+  slot_back_.wait_until(lock, deadline.when(), [this] { return !slots_.empty() || streams_out_ == 0; });
+  if (slots_.empty()) return nullptr;
+  ++streams_out_;
+  return take_idle();
 }
 
-void DeviceStreams::give_back(StreamDriver::Stream stream) {
+void DeviceStreams::give_back(std::unique_ptr<StreamSlot> slot) {
   std::lock_guard lock(streams_mutex_);
-  if (stream != nullptr) streams_.push_back(stream);
-  if (--streams_out_ > 0 || !free_due_) return;
+  (slot->is_spoiled ? spoiled_ : slots_).push_back(std::move(slot));
+  --streams_out_;
+  slot_back_.notify_all();
+  if (streams_out_ > 0 || !free_due_) return;
   free_due_ = false;
   free_idle_later_locked(std::chrono::milliseconds(0));
 }
 
-std::unique_ptr<StreamGate> StreamGate::create(DeviceStreams& device, std::uint32_t gates) {
-  const auto word = device.take_word();
-  if (word.address == nullptr) return nullptr;
-  return std::unique_ptr<StreamGate>(new StreamGate(device, word, gates));
-}
+StreamGate::StreamGate(const StreamLease& lease, StreamWord word, std::uint32_t gates)
+    : driver_(lease.device().driver()),
+      stream_(lease.stream()),
+      word_(&lease.slot().words[static_cast<std::size_t>(word)]),
+      gates_(gates) {}
 
-bool StreamGate::enqueue(StreamDriver::Stream stream, std::uint32_t gates) {
-  return device_.driver().enqueue_wait(stream, word_.address, word_.next + gates - 1);
+bool StreamGate::enqueue(std::uint32_t gates) {
+  return driver_.enqueue_wait(stream_, word_->address, word_->next + gates - 1);
 }
 
 // What the device is to see behind the gate was written before.
 void StreamGate::open(std::uint32_t gates) {
-  raise(word_.address, word_.next + gates - 1);
+  if (word_ != nullptr) raise(word_->address, word_->next + gates - 1);
 }
 
-StreamGate::~StreamGate() {
+void StreamGate::let_go() {
+  if (word_ == nullptr) return;
   open();
-  device_.give_back({word_.address, word_.next + gates_ - 1});
+  word_->next += gates_;
+  word_ = nullptr;
 }
 
-std::unique_ptr<StreamSignal> StreamSignal::create(DeviceStreams& device, std::uint32_t steps) {
-  const auto word = device.take_word();
-  if (word.address == nullptr) return nullptr;
-  return std::unique_ptr<StreamSignal>(new StreamSignal(device, word, steps));
-}
+StreamSignal::StreamSignal(const StreamLease& lease, StreamWord word, std::uint32_t steps)
+    : driver_(lease.device().driver()),
+      slot_(lease.slot()),
+      word_(&slot_.words[static_cast<std::size_t>(word)]),
+      steps_(steps) {}
 
-bool StreamSignal::enqueue(StreamDriver::Stream stream) {
-  const bool taken = device_.driver().enqueue_write(stream, word_.address, word_.next + enqueued_);
+bool StreamSignal::enqueue() {
+  const bool taken = driver_.enqueue_write(slot_.stream, word_->address, word_->next + enqueued_);
   if (taken) ++enqueued_;
   return taken;
 }
 
 void StreamSignal::give_unless_enqueued() {
-  if (enqueued_ == 0) raise(word_.address, word_.next + steps_ - 1);
+  if (enqueued_ == 0) raise(word_->address, word_->next + steps_ - 1);
 }
 
 std::uint32_t StreamSignal::given() const {
-  const auto now = std::atomic_ref<std::uint32_t>(*word_.address).load(std::memory_order_acquire);
-  return static_cast<std::uint32_t>(std::max(0, static_cast<std::int32_t>(now - (word_.next - 1))));
+  if (word_ == nullptr) return given_at_end_;
+  const auto now = std::atomic_ref<std::uint32_t>(*word_->address).load(std::memory_order_acquire);
+  return static_cast<std::uint32_t>(std::max(0, static_cast<std::int32_t>(now - (word_->next - 1))));
 }
 
 // A word that a stream has yet to write must not serve again: the late write would take it back.
-StreamSignal::~StreamSignal() {
-  if (given() >= enqueued_) device_.give_back({word_.address, word_.next + steps_ - 1});
+void StreamSignal::let_go() {
+  if (word_ == nullptr) return;
+  given_at_end_ = given();
+  if (given_at_end_ < enqueued_) slot_.is_spoiled = true;
+  word_->next += steps_;
+  word_ = nullptr;
 }
 
 }  // namespace geocomm::binding

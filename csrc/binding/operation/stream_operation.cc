@@ -24,7 +24,6 @@ class Current {
 };
 
 constexpr const char* kNoSignal = "CUDA refused to tell the host how far a stream has come";
-constexpr const char* kNoWords = "no pinned memory is left for CUDA streams";
 constexpr const char* kNoGate = "CUDA refused to make a stream wait for the host";
 
 }  // namespace
@@ -37,14 +36,13 @@ std::shared_ptr<StreamOperation> StreamOperation::create(OperationId id, core::D
                                                          std::shared_ptr<OperationGroup> group,
                                                          std::shared_ptr<StreamLease> lease, InnerUse inner,
                                                          Around around) {
-  DeviceStreams& device = lease->device();
-  if (lease->stream() == nullptr) return nullptr;
   std::shared_ptr<StreamOperation> self(new StreamOperation(std::move(id), deadline, std::move(group),
                                                             std::move(lease), inner, std::move(around)));
-  self->over_ = StreamGate::create(device);
-  self->ready_ = StreamSignal::create(device);
-  self->finish_ = StreamSignal::create(device);
-  return self->over_ && self->ready_ && self->finish_ ? self : nullptr;
+  const StreamLease& own = *self->lease_;
+  self->over_ = std::make_unique<StreamGate>(own, StreamWord::Over);
+  self->ready_ = std::make_unique<StreamSignal>(own, StreamWord::Ready);
+  self->finish_ = std::make_unique<StreamSignal>(own, StreamWord::Finish);
+  return self;
 }
 
 void StreamOperation::use() {
@@ -65,7 +63,7 @@ void StreamOperation::run_stage(const std::function<void()>& stage) {
 
 // By itself, so that nothing which throws before it keeps the host from learning how far the stream has come.
 void StreamOperation::signal(StreamSignal& signal) {
-  run_stage([&] { require(signal.enqueue(lease_->stream()), kNoSignal); });
+  run_stage([&] { require(signal.enqueue(), kNoSignal); });
   signal.give_unless_enqueued();
 }
 
@@ -102,26 +100,20 @@ void StreamOperation::enqueue_first() {
   run_stage([&] {
     for (std::uint32_t i = 0; i < pieces_.count; ++i) {
       pieces_.to_host(i);
-      require(pieces_there_->enqueue(lease_->stream()), kNoSignal);
+      require(pieces_there_->enqueue(), kNoSignal);
     }
   });
 }
 
-bool StreamOperation::set_pieces(Pieces pieces) {
-  pieces_there_ = StreamSignal::create(lease_->device(), pieces.count);
-  pieces_made_ = StreamGate::create(lease_->device(), pieces.count);
-  if (!pieces_there_ || !pieces_made_) {
-    pieces_there_ = nullptr;
-    return false;
-  }
+void StreamOperation::set_pieces(Pieces pieces) {
+  pieces_there_ = std::make_unique<StreamSignal>(*lease_, StreamWord::PiecesThere, pieces.count);
+  pieces_made_ = std::make_unique<StreamGate>(*lease_, StreamWord::PiecesMade, pieces.count);
   pieces_ = std::move(pieces);
-  return true;
 }
 
 void StreamOperation::set_middle(Middle middle) {
-  arrived_ = StreamGate::create(lease_->device(), middle.count);
-  made_ = StreamSignal::create(lease_->device(), middle.count);
-  require(arrived_ && made_, kNoWords);
+  arrived_ = std::make_unique<StreamGate>(*lease_, StreamWord::Arrived, middle.count);
+  made_ = std::make_unique<StreamSignal>(*lease_, StreamWord::Made, middle.count);
   middle_ = std::move(middle);
 }
 
@@ -129,7 +121,7 @@ void StreamOperation::enqueue_next_of_middle_locked() {
   run_stage([&] { middle_.enqueue(middle_enqueued_); });
   ++middle_enqueued_;
   if (has_failed()) return;
-  run_stage([&] { require(made_->enqueue(lease_->stream()), kNoSignal); });
+  run_stage([&] { require(made_->enqueue(), kNoSignal); });
 }
 
 void StreamOperation::enqueue_middle_if_due(std::uint32_t parts) {
@@ -142,20 +134,20 @@ void StreamOperation::enqueue_middle_if_due(std::uint32_t parts) {
 void StreamOperation::enqueue_rest() {
   const std::lock_guard lock(rest_mutex_);
   if (is_enqueued()) return;
-  const auto close = [&](StreamGate& gate) { require(gate.enqueue(lease_->stream()), kNoGate); };
+  const auto close = [&](StreamGate& gate) { require(gate.enqueue(), kNoGate); };
   // Where `pre` failed there is nothing to exchange. An exchange that failed changes nothing: the other ranks
   // of the site, which may not know yet, take part in this stage with this one.
   if (middle_.count > 0) {
     const std::lock_guard middle_lock(middle_mutex_);
     while (middle_enqueued_ < middle_.count && !has_failed()) {
-      run_stage([&] { require(arrived_->enqueue(lease_->stream(), middle_enqueued_ + 1), kNoGate); });
+      run_stage([&] { require(arrived_->enqueue(middle_enqueued_ + 1), kNoGate); });
       if (!has_failed()) enqueue_next_of_middle_locked();
     }
   }
   if (pieces_.back && !has_failed()) {
     run_stage([&] {
       for (std::uint32_t i = 0; i < pieces_.count; ++i) {
-        require(pieces_made_->enqueue(lease_->stream(), i + 1), kNoGate);
+        require(pieces_made_->enqueue(i + 1), kNoGate);
         pieces_.back(i);
       }
     });
@@ -182,6 +174,7 @@ bool StreamOperation::wait_until_enqueued(core::Deadline deadline) {
 }
 
 void StreamOperation::open() {
+  is_over_.store(true, std::memory_order_release);
   if (arrived_) arrived_->open();
   if (pieces_made_) pieces_made_->open();
   if (over_) over_->open();
@@ -256,10 +249,23 @@ void StreamOperation::end() {
   middle_ = {};
   pieces_ = {};
   check_ = nullptr;
-  if (!is_broken) lease_.reset();
+  if (is_broken) return;
+  let_go_of_words();
+  lease_.reset();
+}
+
+// Whoever holds the Work may do so for long.
+void StreamOperation::let_go_of_words() {
+  for (const auto* gate : {&over_, &arrived_, &pieces_made_}) {
+    if (*gate) (*gate)->let_go();
+  }
+  for (const auto* signal : {&ready_, &made_, &pieces_there_, &finish_}) {
+    if (*signal) (*signal)->let_go();
+  }
 }
 
 void StreamOperation::finish() {
+  open();  // also where there was no exchange
   // Somebody holds the Work and does not wait for it. Other ranks of the site may wait for this one's last
   // step; after so long, few programs are still to make calls that need it in a certain place.
   constexpr std::chrono::seconds kUnused{10};
@@ -287,16 +293,36 @@ void EnqueueOrder::issue(const std::shared_ptr<StreamOperation>& operation,
 void EnqueueOrder::use(const std::shared_ptr<StreamOperation>& operation) {
   if (operation->is_enqueued()) return;
   if (operation->inner() != InnerUse::Beside) {
-    const std::lock_guard lock(mutex_);
-    const auto end = std::ranges::find(collectives_, operation);
-    if (end != collectives_.end()) enqueue_locked(end + 1);
+    enqueue_until(operation);
+  } else if (operation->is_early()) {
+    operation->wait_until_over();
   }
   operation->enqueue_rest();  // or waits for the thread that is about it
 }
 
 void EnqueueOrder::use_all() {
-  const std::lock_guard lock(mutex_);
-  enqueue_locked(collectives_.end());
+  enqueue_until(nullptr);
+}
+
+void EnqueueOrder::enqueue_until(const std::shared_ptr<StreamOperation>& last) {
+  for (;;) {
+    std::shared_ptr<StreamOperation> early;
+    {
+      const std::lock_guard lock(mutex_);
+      auto end = collectives_.end();
+      if (last) {
+        end = std::ranges::find(collectives_, last);
+        if (end == collectives_.end()) return;
+        ++end;
+      }
+      const auto found =
+          std::find_if(collectives_.begin(), end, [](const auto& one) { return one->is_early(); });
+      if (found == end) return enqueue_locked(end);
+      early = *found;
+    }
+    // Exchanges begin in the order of issue: none waits for a thread that stands here.
+    early->wait_until_over();
+  }
 }
 
 void EnqueueOrder::enqueue_locked(Collectives::iterator end) {

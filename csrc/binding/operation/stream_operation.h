@@ -75,7 +75,7 @@ class StreamOperation final : public Operation {
   // Runs its argument with the operation's stream as the current one.
   using Around = std::function<void(const std::function<void()>&)>;
 
-  // nullptr: the driver has no stream or no memory left.
+  // The lease has a stream.
   static std::shared_ptr<StreamOperation> create(OperationId id, core::Deadline deadline,
                                                  std::shared_ptr<OperationGroup> group,
                                                  std::shared_ptr<StreamLease> lease, InnerUse inner,
@@ -99,20 +99,28 @@ class StreamOperation final : public Operation {
   StreamDriver::Stream stream() const { return lease_->stream(); }
   core::BufferPool& pinned() const { return lease_->device().pinned(); }
 
-  // In stage `pre`. `enqueue` enqueues one part. Throws where no memory for words is left.
+  // In stage `pre`, once. `enqueue` enqueues one part.
   struct Middle {
     std::uint32_t count = 0;
     std::function<void(std::uint32_t)> enqueue;
   };
   void set_middle(Middle middle);
-  // In stage `pre`. `to_host` and `back` enqueue one piece. False: no memory for words is left, nothing was
-  // done.
+  // In stage `pre`, once. `to_host` and `back` enqueue one piece.
   struct Pieces {
     std::uint32_t count = 0;
     std::function<void(std::uint32_t)> to_host;
     std::function<void(std::uint32_t)> back;  // nullptr: nothing goes back
   };
-  bool set_pieces(Pieces pieces);
+  void set_pieces(Pieces pieces);
+  // In stage `pre`: what the exchange leaves is read as soon as a copy of it is enqueued, since it lies in
+  // memory that is not pinned. So the rest comes after the exchange: who uses the operation waits for that on
+  // the host.
+  void wait_for_exchange() { waits_for_exchange_ = true; }
+  // Whether it is too early to enqueue the rest.
+  bool is_early() const { return waits_for_exchange_ && !is_over_.load(std::memory_order_acquire); }
+  void wait_until_over() const {
+    nap_until([this] { return is_over_.load(std::memory_order_acquire); });
+  }
   // `memory` is let go once the device has passed `finish`; `check` is asked then whether what the device did
   // was sound.
   void hold(std::shared_ptr<void> memory) { held_.push_back(std::move(memory)); }
@@ -171,6 +179,7 @@ class StreamOperation final : public Operation {
   void tell(Told& told);
   void require(bool taken, const char* what) const;
   void enqueue_next_of_middle_locked();
+  void let_go_of_words();
   bool has_failed() const { return error() != nullptr; }
 
   std::shared_ptr<StreamLease> lease_;
@@ -188,6 +197,8 @@ class StreamOperation final : public Operation {
   std::unique_ptr<StreamSignal> ready_;
   std::unique_ptr<StreamSignal> made_;
   std::unique_ptr<StreamSignal> finish_;
+  bool waits_for_exchange_ = false;
+  std::atomic<bool> is_over_{false};  // open() was called
   std::vector<std::shared_ptr<void>> held_;
   std::function<core::Status()> check_;
   std::mutex rest_mutex_;              // held while the rest is enqueued
@@ -217,6 +228,8 @@ class EnqueueOrder {
 
  private:
   using Collectives = std::deque<std::shared_ptr<StreamOperation>>;
+  // Those up to `last`, or all for nullptr.
+  void enqueue_until(const std::shared_ptr<StreamOperation>& last);
   void enqueue_locked(Collectives::iterator end);
 
   std::mutex mutex_;         // guards all below; held while something is enqueued

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "binding/device/device_tensor_codec.h"
+#include "binding/device/host_room.h"
 #include "binding/tensors/payload_room.h"
 #include "binding/torch/comm_error.h"
 #include "binding/torch/staging.h"

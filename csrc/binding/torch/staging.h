@@ -18,20 +18,6 @@ namespace geocomm::binding {
 // Copies between devices are only enqueued, on the current stream.
 constexpr bool kNonBlocking = true;
 
-// The tensor itself on CPU; else a pinned copy of it.
-inline at::Tensor to_host(const at::Tensor& tensor) {
-  if (tensor.device().is_cpu()) return tensor;
-  auto host = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
-  host.copy_(tensor, kNonBlocking);
-  return host;
-}
-
-// Pinned (or, for a CPU tensor, the tensor's own) memory to receive into what `tensor` will hold.
-inline at::Tensor host_room_for(const at::Tensor& tensor) {
-  if (tensor.device().is_cpu()) return tensor;
-  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
-}
-
 inline void from_host(const at::Tensor& tensor, const at::Tensor& host) {
   if (!tensor.is_same(host)) tensor.copy_(host, kNonBlocking);
 }

@@ -92,14 +92,24 @@ __device__ __forceinline__ float fold(const Quad& sums, unsigned lanes) {
   return __fadd_rn(__fadd_rn(s[0], s[2]), __fadd_rn(s[1], s[3]));
 }
 
-// How many of a frame's blocks before `index` are raw; for a whole warp, with one index. `stride`: bytes from
-// one scale to the next.
-__device__ __forceinline__ unsigned raw_blocks_before(const std::uint8_t* scales, unsigned index,
-                                                      std::uint64_t stride = 2) {
-  unsigned count = 0;
-  for (unsigned i = threadIdx.x % kWarp; i < index; i += kWarp)
-    count += load_u16(scales + i * stride) == kRawScale;
-  return __reduce_add_sync(kFullMask, count);
+// Goes through the raw ones of a frame's blocks, by a block of kBlockThreads threads: these look at one each,
+// and warps then take those that are raw. is_raw(index), by a thread; take(index, before), by a warp: so many
+// raw ones are before it.
+template <typename IsRaw, typename Take>
+__device__ __forceinline__ void for_raw_blocks(std::uint32_t blocks, const IsRaw& is_raw, const Take& take) {
+  __shared__ std::uint32_t indices[kBlockThreads];
+  std::uint32_t before = 0;
+  for (std::uint32_t first = 0; first < blocks; first += kBlockThreads) {
+    const std::uint32_t index = first + threadIdx.x;
+    const bool raw = index < blocks && is_raw(index);
+    std::uint32_t found;
+    const std::uint32_t place = sum_before<kBlockThreads>(raw ? 1u : 0u, found);
+    if (raw) indices[place] = index;
+    __syncthreads();
+    for (std::uint32_t r = threadIdx.x / kWarp; r < found; r += kBlockWarps) take(indices[r], before + r);
+    __syncthreads();
+    before += found;
+  }
 }
 
 // Blocks shared out to teams of warps, so that a lane has at most four rows of a block, in registers: of more

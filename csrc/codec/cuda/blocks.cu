@@ -197,11 +197,9 @@ core::Status launch_encode_blocks(const BlockEncode& args, core::DType dtype, St
 
 namespace {
 
-// A block of threads per frame looks at a scale each, and then goes through the raw blocks, a warp each.
+// A block of threads per frame. Raw blocks but the last are whole.
 template <core::DType kType, bool kFeedback>
 __global__ void __launch_bounds__(kBlockThreads) write_raw(BlockEncode args) {
-  __shared__ std::uint32_t indices[kBlockThreads];
-  __shared__ std::uint32_t elements_before[kBlockThreads];
   const std::uint32_t frame = blockIdx.x;
   const FrameRecord& record = args.workspace.records[frame];
   if (record.raw_elements == 0) return;
@@ -209,30 +207,16 @@ __global__ void __launch_bounds__(kBlockThreads) write_raw(BlockEncode args) {
   std::uint8_t* payload = args.placed(frame) + sizeof(FrameHeader);
   const unsigned lane = threadIdx.x % kWarp;
   BlockPlace place{kWarp, lane, args.plan.block < kRow ? 1 : args.plan.block / kRow, 0, 0, frame, 0};
-  std::uint32_t raw_elements = 0;
-  for (std::uint32_t first = 0; first < extent.blocks; first += kBlockThreads) {
-    const std::uint32_t index = first + threadIdx.x;
-    const bool is_raw = index < extent.blocks && load_u16(payload + 2 * index) == kRawScale;
-    std::uint32_t blocks;
-    const std::uint32_t blocks_before = sum_before<kBlockThreads>(is_raw ? 1u : 0u, blocks);
-    std::uint32_t elements;
-    const std::uint32_t before =
-        sum_before<kBlockThreads>(is_raw ? length_of_block(args.plan, extent, index) : 0u, elements);
-    if (is_raw) {
-      indices[blocks_before] = index;
-      elements_before[blocks_before] = raw_elements + before;
-    }
-    __syncthreads();
-    for (std::uint32_t raw = threadIdx.x / kWarp; raw < blocks; raw += kBlockWarps) {
-      place.index = indices[raw];
-      place.length = length_of_block(args.plan, extent, place.index);
-      place.begin = place.index * args.plan.block;
-      const std::uint64_t at = record.raw_at + std::uint64_t{elements_before[raw]} * kElementBytes<kType>;
-      write_raw_block<kType, kFeedback>(args, place, payload + at);
-    }
-    __syncthreads();
-    raw_elements += elements;
-  }
+  for_raw_blocks(
+      extent.blocks, [payload](std::uint32_t index) { return load_u16(payload + 2 * index) == kRawScale; },
+      [&](std::uint32_t index, std::uint32_t before) {
+        place.index = index;
+        place.length = length_of_block(args.plan, extent, index);
+        place.begin = index * args.plan.block;
+        const std::uint64_t at =
+            record.raw_at + std::uint64_t{before} * args.plan.block * kElementBytes<kType>;
+        write_raw_block<kType, kFeedback>(args, place, payload + at);
+      });
 }
 
 // Where the layout is irregular; with their residuals.
@@ -336,10 +320,9 @@ BlockSpace space_of(const CodecSpec& spec, const PayloadPlan& plan, Direction di
   return space;
 }
 
-std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction) {
-  SpaceCutter room;
+void take_room(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction,
+               SpaceCutter& room) {
   space_of(spec, plan, direction, room);
-  return room.bytes();
 }
 
 core::Status quantize(const EncodeRun& run, const BlockEncode& args) {
@@ -402,6 +385,6 @@ core::Status put(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kBlockFamily{true, true, room_bytes, encode, check, put};
+const CodecFamily kBlockFamily{true, true, take_room, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

@@ -136,10 +136,9 @@ SectionSpace space_of(const PayloadPlan& plan, Direction direction, SpaceCutter&
   return take_section_space(shape, plan, true, room);
 }
 
-std::size_t room_bytes(const CodecSpec&, core::DType, const PayloadPlan& plan, Direction direction) {
-  SpaceCutter room;
+void take_room(const CodecSpec&, core::DType, const PayloadPlan& plan, Direction direction,
+               SpaceCutter& room) {
   space_of(plan, direction, room);
-  return room.bytes();
 }
 
 core::Status encode(const EncodeRun& run) {
@@ -168,6 +167,6 @@ core::Status put(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kCastPlaneFamily{false, true, room_bytes, encode, check, put};
+const CodecFamily kCastPlaneFamily{false, true, take_room, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

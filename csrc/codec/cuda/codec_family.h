@@ -51,9 +51,9 @@ struct CodecFamily {
   // Which codecs it has kernels for: those without a stage, those with Huffman's.
   bool takes_no_stage;
   bool takes_huffman;
-  // Bytes of Workspace::room.
-  std::size_t (*room_bytes)(const CodecSpec& spec, core::DType dtype, const PayloadPlan& plan,
-                            Direction direction);
+  // Takes what it needs of Workspace::room.
+  void (*take_room)(const CodecSpec& spec, core::DType dtype, const PayloadPlan& plan, Direction direction,
+                    SpaceCutter& room);
   // The records are cleared. Writes the payloads of all frames, and their places, sizes and codecs into the
   // records; the residual; the size of it all.
   core::Status (*encode)(const EncodeRun& run);

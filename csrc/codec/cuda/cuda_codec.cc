@@ -154,6 +154,12 @@ std::uint64_t largest_of(const Batch& batch) {
   return largest;
 }
 
+std::size_t room_bytes(const CodecSpec& spec, DType dtype, const PayloadPlan& plan, Direction direction) {
+  SpaceCutter room;
+  family_of(spec).take_room(spec, dtype, plan, direction, room);
+  return room.bytes();
+}
+
 PayloadPlan plan_of_batch(const CodecSpec& spec, DType dtype, std::uint64_t largest, std::size_t frames,
                           std::byte* workspace_dev) {
   PayloadPlan plan = make_batch_plan(spec, dtype, largest, static_cast<std::uint32_t>(frames));
@@ -224,9 +230,8 @@ std::size_t encoded_bound(const CodecSpec& spec, DType dtype, std::uint64_t elem
 
 std::size_t workspace_bytes(const CodecSpec& spec, DType dtype, std::uint64_t elements, Framing framing) {
   const PayloadPlan plan = make_plan(spec, dtype, elements, framing);
-  const CodecFamily& family = family_of(spec);
-  return bytes_of_records(plan, false) + std::max(family.room_bytes(spec, dtype, plan, Direction::Encode),
-                                                  family.room_bytes(spec, dtype, plan, Direction::Decode));
+  return bytes_of_records(plan, false) + std::max(room_bytes(spec, dtype, plan, Direction::Encode),
+                                                  room_bytes(spec, dtype, plan, Direction::Decode));
 }
 
 std::size_t batch_table_bytes(std::size_t frames) {
@@ -241,7 +246,7 @@ std::size_t batch_workspace_bytes(const CodecSpec& spec, DType dtype, std::uint6
                                   std::size_t frames, bool is_received) {
   const PayloadPlan plan = plan_of_batch(spec, dtype, largest, frames, nullptr);
   return bytes_of_records(plan, true) +
-         family_of(spec).room_bytes(spec, dtype, plan, is_received ? Direction::Decode : Direction::Encode);
+         room_bytes(spec, dtype, plan, is_received ? Direction::Decode : Direction::Encode);
 }
 
 Status compress_payload(const CodecSpec& spec, DType dtype, const std::byte* src_dev, std::uint64_t elements,

@@ -268,10 +268,9 @@ DeadZoneSpace space_of(const CodecSpec& spec, const PayloadPlan& plan, Direction
   return space;
 }
 
-std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction) {
-  SpaceCutter room;
+void take_room(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction,
+               SpaceCutter& room) {
   space_of(spec, plan, direction, room);
-  return room.bytes();
 }
 
 core::Status encode(const EncodeRun& run) {
@@ -308,6 +307,6 @@ core::Status put(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kDeadZoneFamily{true, true, room_bytes, encode, check, put};
+const CodecFamily kDeadZoneFamily{true, true, take_room, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

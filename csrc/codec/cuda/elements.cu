@@ -211,9 +211,7 @@ core::Status encode_plain_sums(core::DType dtype, const ElementEncode& args, Str
   });
 }
 
-std::size_t room_bytes(const CodecSpec&, core::DType, const PayloadPlan&, Direction) {
-  return 0;
-}
+void take_room(const CodecSpec&, core::DType, const PayloadPlan&, Direction, SpaceCutter&) {}
 
 core::Status encode(const EncodeRun& run) {
   const ElementEncode& input = run.input;
@@ -248,6 +246,6 @@ core::Status put(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kElementFamily{true, false, room_bytes, encode, check, put};
+const CodecFamily kElementFamily{true, false, take_room, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

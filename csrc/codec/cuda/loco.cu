@@ -56,14 +56,10 @@ struct ChunkValues {
   }
 };
 
-__device__ bool find_values(const LocoEncode& args, ChunkValues& own) {
-  if (!find_chunk(args.chosen.plan, own.chunk)) return false;
+__device__ ChunkValues values_of(const LocoEncode& args, const LocoChunk& chunk) {
   const TopKEncodeSpace& space = args.chosen.space;
-  own.count = loco_share(args.k, own.chunk.length);
-  const std::uint64_t first = space.first_value(own.chunk.frame) + std::uint64_t{own.chunk.index} * args.k;
-  own.values = space.values + first;
-  own.places = space.places + first;
-  return true;
+  const std::uint64_t first = space.first_value(chunk.frame) + std::uint64_t{chunk.index} * args.k;
+  return {chunk, loco_share(args.k, chunk.length), space.values + first, space.places + first};
 }
 
 // Each lane writes the bytes of its own, from what low parts and what ones lie in them.
@@ -129,8 +125,9 @@ __global__ void __launch_bounds__(kLocoThreads) begin_frames(LocoEncode args) {
 }
 
 __global__ void __launch_bounds__(kLocoThreads) write_records(LocoEncode args) {
-  ChunkValues own;
-  if (!find_values(args, own)) return;
+  LocoChunk chunk;
+  if (!find_chunk(args.chosen.plan, chunk)) return;
+  const ChunkValues own = values_of(args, chunk);
   const auto for_quads = [&](auto&& run) {
     own.for_quads([&](std::uint32_t, const Quad& values, unsigned present) { run(values, present); });
   };
@@ -173,29 +170,31 @@ __global__ void __launch_bounds__(kLocoThreads) write_records(LocoEncode args) {
   });
 }
 
-// What raw chunks carry, one after the other: all but the last have k values.
-__global__ void __launch_bounds__(kLocoThreads) copy_raw(LocoEncode args) {
-  ChunkValues own;
-  if (!find_values(args, own)) return;
-  if (args.raw_values[own.chunk.frame] == 0) return;
+// By a block of threads per frame: what raw chunks carry, one after the other, of which all but the last have
+// k values; and the names of the sections.
+__global__ void __launch_bounds__(kLocoThreads) finish_frames(LocoEncode args) {
+  static_assert(kLocoThreads == kBlockThreads);
+  const std::uint32_t frame = blockIdx.x;
   const SectionSpace& sections = args.chosen.space.sections;
-  const std::uint8_t* records = sections.content(own.chunk.frame, LocoSection::Records);
+  const std::uint32_t elements = args.chosen.plan.extent(frame).elements;
+  const std::uint32_t raw_values = args.raw_values[frame];
+  if (threadIdx.x == 0) {
+    sections.name(frame, LocoSection::Head, sizeof(LocoHead));
+    sections.name(frame, LocoSection::Records, records_bytes_of(args.k, elements));
+    sections.name(frame, LocoSection::Raw, raw_values * static_cast<std::uint32_t>(sizeof(float)));
+  }
+  if (raw_values == 0) return;
+  const std::uint8_t* records = sections.content(frame, LocoSection::Records);
   const std::uint64_t stride = record_bytes_of(args.k);
-  if (load_u16(records + own.chunk.index * stride) != kRawScale) return;
-  const std::uint32_t before = raw_blocks_before(records, own.chunk.index, stride);
-  auto* to = reinterpret_cast<float*>(sections.content(own.chunk.frame, LocoSection::Raw)) +
-             std::uint64_t{before} * args.k;
-  for (std::uint32_t i = threadIdx.x % kWarp; i < own.count; i += kWarp) to[i] = own.values[i];
-}
-
-__global__ void __launch_bounds__(kLocoThreads) name_sections(LocoEncode args) {
-  const std::uint32_t frame = blockIdx.x * kLocoThreads + threadIdx.x;
-  if (frame >= args.chosen.plan.frames) return;
-  const SectionSpace& sections = args.chosen.space.sections;
-  sections.name(frame, LocoSection::Head, sizeof(LocoHead));
-  sections.name(frame, LocoSection::Records,
-                records_bytes_of(args.k, args.chosen.plan.extent(frame).elements));
-  sections.name(frame, LocoSection::Raw, args.raw_values[frame] * static_cast<std::uint32_t>(sizeof(float)));
+  auto* const raw = reinterpret_cast<float*>(sections.content(frame, LocoSection::Raw));
+  for_raw_blocks(
+      chunks_of(elements),
+      [=](std::uint32_t index) { return load_u16(records + index * stride) == kRawScale; },
+      [&](std::uint32_t index, std::uint32_t before) {
+        const ChunkValues own = values_of(args, chunk_at(frame, index, elements));
+        float* const to = raw + std::uint64_t{before} * args.k;
+        for (std::uint32_t i = threadIdx.x % kWarp; i < own.count; i += kWarp) to[i] = own.values[i];
+      });
 }
 
 // When chunks have chosen: levels, places, codes and raw chunks; the residual keeps what they lose. All
@@ -205,8 +204,7 @@ core::Status write_loco_records(const LocoEncode& args, Stream stream) {
   const Grid frames = one_thread_each(args.chosen.plan.frames, kLocoThreads);
   GEOCOMM_RETURN_IF_ERROR(launch(begin_frames, frames, stream, args));
   GEOCOMM_RETURN_IF_ERROR(launch(write_records, chunks, stream, args));
-  GEOCOMM_RETURN_IF_ERROR(launch(copy_raw, chunks, stream, args));
-  return launch(name_sections, frames, stream, args);
+  return launch(finish_frames, Grid{args.chosen.plan.frames, kLocoThreads}, stream, args);
 }
 
 // Received frames: checked, then put to their places.
@@ -426,14 +424,13 @@ LocoDecode take_decoding(const PayloadPlan& plan, SpaceCutter& room) {
   return args;
 }
 
-std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction) {
-  SpaceCutter room;
+void take_room(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction,
+               SpaceCutter& room) {
   if (direction == Direction::Encode) {
     take_encoding(spec, plan, room);
   } else {
     take_decoding(plan, room);
   }
-  return room.bytes();
 }
 
 core::Status encode(const EncodeRun& run) {
@@ -470,6 +467,6 @@ core::Status put(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kLocoFamily{true, false, room_bytes, encode, check, put};
+const CodecFamily kLocoFamily{true, false, take_room, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

@@ -139,18 +139,27 @@ struct LocoChunk {
   std::uint32_t begin;   // element, of the frame
 };
 
+__device__ __forceinline__ std::uint32_t chunks_of(std::uint32_t elements) {
+  return (elements + kTopKChunk - 1) / kTopKChunk;
+}
+// Of a frame of so many elements, which has it.
+__device__ __forceinline__ LocoChunk chunk_at(std::uint32_t frame, std::uint32_t index,
+                                              std::uint32_t elements) {
+  const std::uint32_t begin = index * kTopKChunk;
+  const std::uint32_t left = elements - begin;
+  return {frame, index, left < kTopKChunk ? left : kTopKChunk, begin};
+}
+
 // This warp's. False for all its lanes: there is none.
 __device__ __forceinline__ bool find_chunk(const PayloadPlan& plan, LocoChunk& chunk) {
   const std::uint64_t element = (std::uint64_t{blockIdx.x} * kLocoWarps + threadIdx.x / kWarp) * kTopKChunk;
   if (element >= plan.elements) return false;
   const std::uint32_t index = plan.frame_of_element(element);
-  chunk.frame = plan.first_frame + index;
-  chunk.begin = static_cast<std::uint32_t>(element - index * plan.frame_elements);
-  const std::uint32_t elements = plan.extent(chunk.frame).elements;
-  if (chunk.begin >= elements) return false;
-  chunk.index = chunk.begin / kTopKChunk;
-  const std::uint32_t left = elements - chunk.begin;
-  chunk.length = left < kTopKChunk ? left : kTopKChunk;
+  const std::uint32_t frame = plan.first_frame + index;
+  const auto begin = static_cast<std::uint32_t>(element - index * plan.frame_elements);
+  const std::uint32_t elements = plan.extent(frame).elements;
+  if (begin >= elements) return false;
+  chunk = chunk_at(frame, begin / kTopKChunk, elements);
   return true;
 }
 

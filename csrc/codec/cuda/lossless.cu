@@ -442,11 +442,9 @@ LosslessSpace space_of(const CodecSpec& spec, core::DType dtype, const PayloadPl
   return space;
 }
 
-std::size_t room_bytes(const CodecSpec& spec, core::DType dtype, const PayloadPlan& plan,
-                       Direction direction) {
-  SpaceCutter room;
+void take_room(const CodecSpec& spec, core::DType dtype, const PayloadPlan& plan, Direction direction,
+               SpaceCutter& room) {
   space_of(spec, dtype, plan, direction, room);
-  return room.bytes();
 }
 
 core::Status encode(const EncodeRun& run) {
@@ -479,6 +477,6 @@ core::Status put(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kLosslessFamily{true, true, room_bytes, encode, check, put};
+const CodecFamily kLosslessFamily{true, true, take_room, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

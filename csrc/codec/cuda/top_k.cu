@@ -190,42 +190,41 @@ __global__ void __launch_bounds__(kBlockThreads) code(TopKEncode args) {
   if (args.residual.data != nullptr) keep_lost(args, block, values, decoded);
 }
 
-// What raw blocks carry, one after the other: all but the last have kValueBlock values.
-template <typename Form>
-__global__ void __launch_bounds__(kBlockThreads) copy_raw(TopKEncode args) {
-  ValueBlock block;
-  if (!find_values(args, block)) return;
-  if (args.space.frames[block.frame].raw_values == 0) return;
-  const std::uint8_t* scales = args.space.sections.content(block.frame, TopKSection::Scales);
-  if (load_u16(scales + block.index * Form::kScaleBytes) != kRawScale) return;
-  const std::uint32_t before = raw_blocks_before(scales, block.index, Form::kScaleBytes);
-  auto* to = reinterpret_cast<float*>(args.space.sections.content(block.frame, TopKSection::Raw)) +
-             std::uint64_t{before} * kValueBlock;
-  for (std::uint32_t i = threadIdx.x % kWarp; i < block.length; i += kWarp) {
-    to[i] = args.space.values[block.first + i];
-  }
-}
-
-// A thread per frame.
-__global__ void __launch_bounds__(kBlockThreads) name_sections(TopKEncode args) {
-  const std::uint32_t frame = blockIdx.x * kBlockThreads + threadIdx.x;
-  if (frame >= args.plan.frames) return;
+// By a block of threads per frame: the names of the sections; and what raw blocks carry, one after the other,
+// of which all but the last have kValueBlock values.
+__global__ void __launch_bounds__(kBlockThreads) finish_frames(TopKEncode args) {
+  const std::uint32_t frame = blockIdx.x;
   const SectionSpace& sections = args.space.sections;
-  ChosenFrame& chosen = args.space.frames[frame];
+  const ChosenFrame& chosen = args.space.frames[frame];
   const std::uint32_t count = chosen.head.count;
   const std::uint32_t blocks = has_value_blocks(args.form) ? (count + kValueBlock - 1) / kValueBlock : 0;
-  sections.section(frame, TopKSection::Head) = {reinterpret_cast<const std::uint8_t*>(&chosen.head),
-                                                sizeof(TopKHead), 0, 0, 0};
-  sections.name(frame, TopKSection::Index, chosen.head.index_bytes);
-  sections.name(frame, TopKSection::Scales, blocks * scale_bytes(args.form));
-  sections.name(frame, TopKSection::Packed, packed_bytes(args.form, count));
-  if (args.form == Values::Fp32) {
-    const float* values = args.space.values + args.space.first_value(frame);
-    sections.section(frame, TopKSection::Packed).content = reinterpret_cast<const std::uint8_t*>(values);
+  const float* const values = args.space.values + args.space.first_value(frame);
+  if (threadIdx.x == 0) {
+    sections.section(frame, TopKSection::Head) = {reinterpret_cast<const std::uint8_t*>(&chosen.head),
+                                                  sizeof(TopKHead), 0, 0, 0};
+    sections.name(frame, TopKSection::Index, chosen.head.index_bytes);
+    sections.name(frame, TopKSection::Scales, blocks * scale_bytes(args.form));
+    sections.name(frame, TopKSection::Packed, packed_bytes(args.form, count));
+    if (args.form == Values::Fp32) {
+      sections.section(frame, TopKSection::Packed).content = reinterpret_cast<const std::uint8_t*>(values);
+    }
+    sections.name(frame, TopKSection::Plane, args.form == Values::Int8 ? count : 0);
+    sections.name(frame, TopKSection::Raw, chosen.raw_values * static_cast<std::uint32_t>(sizeof(float)));
+    name_planes(sections, frame, false);
   }
-  sections.name(frame, TopKSection::Plane, args.form == Values::Int8 ? count : 0);
-  sections.name(frame, TopKSection::Raw, chosen.raw_values * static_cast<std::uint32_t>(sizeof(float)));
-  name_planes(sections, frame, false);
+  if (chosen.raw_values == 0) return;
+  const std::uint8_t* scales = sections.content(frame, TopKSection::Scales);
+  const std::uint32_t stride = scale_bytes(args.form);
+  auto* const raw = reinterpret_cast<float*>(sections.content(frame, TopKSection::Raw));
+  for_raw_blocks(
+      blocks, [=](std::uint32_t index) { return load_u16(scales + index * stride) == kRawScale; },
+      [=](std::uint32_t index, std::uint32_t before) {
+        const std::uint32_t begin = index * kValueBlock;
+        float* const to = raw + std::uint64_t{before} * kValueBlock;
+        for (std::uint32_t i = threadIdx.x % kWarp; i < kValueBlock && begin + i < count; i += kWarp) {
+          to[i] = values[begin + i];
+        }
+      });
 }
 
 template <typename Form>
@@ -235,15 +234,13 @@ core::Status code_as(const TopKEncode& args, Stream stream) {
   if constexpr (std::is_same_v<Form, Fp32Values>) {
     if (args.residual.data == nullptr) return core::Status::ok();
   }
-  GEOCOMM_RETURN_IF_ERROR(launch(code<Form>, grid, stream, args));
-  if constexpr (Form::kHasBlocks) return launch(copy_raw<Form>, grid, stream, args);
-  return core::Status::ok();
+  return launch(code<Form>, grid, stream, args);
 }
 
 // Scales, codes and raw blocks of the values; the residual keeps what they lose. All sections are then there.
 core::Status code_values(const TopKEncode& args, Stream stream) {
   GEOCOMM_RETURN_IF_ERROR(with_form(args.form, [&]<typename Form>() { return code_as<Form>(args, stream); }));
-  return launch(name_sections, one_thread_each(args.plan.frames, kBlockThreads), stream, args);
+  return launch(finish_frames, Grid{args.plan.frames, kBlockThreads}, stream, args);
 }
 
 // Chunks choose, places become an index, values take their form; each part of that is a section of the frame.
@@ -308,14 +305,13 @@ TopKDecodeSpace take_decoding(const PayloadPlan& plan, SpaceCutter& room) {
   return space;
 }
 
-std::size_t room_bytes(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction) {
-  SpaceCutter room;
+void take_room(const CodecSpec& spec, core::DType, const PayloadPlan& plan, Direction direction,
+               SpaceCutter& room) {
   if (direction == Direction::Encode) {
     take_encoding(spec, plan, room);
   } else {
     take_decoding(plan, room);
   }
-  return room.bytes();
 }
 
 core::Status encode(const EncodeRun& run) {
@@ -347,6 +343,6 @@ core::Status put(const DecodeRun& run) {
 
 }  // namespace
 
-const CodecFamily kTopKFamily{false, true, room_bytes, encode, check, put};
+const CodecFamily kTopKFamily{false, true, take_room, encode, check, put};
 
 }  // namespace geocomm::codec::cuda

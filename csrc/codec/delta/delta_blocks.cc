@@ -5,11 +5,15 @@
 #include <bit>
 #include <cstring>
 
+#include "codec/delta/delta_kernels.h"
 #include "codec/delta/delta_words.h"
 #include "codec/entropy/huffman/huffman_plane.h"
 #include "codec/entropy/plane.h"
+#include "codec/frames/bitmap.h"
 #include "codec/frames/elements.h"
 #include "codec/frames/thread_scratch.h"
+#include "codec/quantizers/select/select_kernels.h"
+#include "core/cpu.h"
 
 namespace geocomm::codec {
 namespace {
@@ -97,41 +101,6 @@ std::uint64_t places_cost(std::uint64_t few, std::uint64_t all) {
   return cost_of(few) + cost_of(all - few);
 }
 
-// The planes of changes while they are filled. Loops work on a copy, which compilers keep in registers: bytes
-// may be written to anything else.
-template <typename Word>
-struct Changes {
-  std::byte* gaps;
-  std::byte* steps;
-  std::byte* larger;
-  std::byte* wide;
-  std::size_t gap_bytes = 0;
-  std::size_t count = 0;
-  std::size_t larger_count = 0;
-  std::size_t wide_count = 0;
-  std::size_t next_place = 0;  // behind the latest change
-
-  // step: not 0.
-  void put(std::size_t place, Word step) {
-    std::size_t gap = place - next_place;
-    for (; gap >= kEscape; gap -= kEscape) gaps[gap_bytes++] = std::byte{kEscape};
-    gaps[gap_bytes++] = static_cast<std::byte>(gap);
-    next_place = place + 1;
-    put_small(std::min<std::size_t>(step, kLarger) - 1);
-    ++count;
-    if (step < kLarger) return;
-    larger[larger_count++] = static_cast<std::byte>(std::min<std::size_t>(step - kLarger, kEscape));
-    if (step >= kWide) put_wide(static_cast<Word>(step - kWide));
-  }
-  // Bits of later ones become 0.
-  void put_small(std::size_t code) {
-    std::byte& byte = steps[count / kStepsInByte];
-    const auto shift = static_cast<unsigned>(2 * (count % kStepsInByte));
-    byte = (byte & ~(std::byte{0xFF} << shift)) | static_cast<std::byte>(code << shift);
-  }
-  void put_wide(Word word) { store_word(wide, wide_count++, word); }
-};
-
 template <typename Word, bool kIsFloat>
 class Encoder {
  public:
@@ -140,37 +109,32 @@ class Encoder {
         values_(values),
         words_(words),
         forms_(thread_scratch(ScratchUse::Bitmap, block_count(words))),
-        all_steps_(thread_scratch(ScratchUse::Values, words).data()) {
-    changes_.gaps = thread_scratch(ScratchUse::Places, most_gap_bytes(words)).data();
-    changes_.steps = thread_scratch(ScratchUse::Codes, bytes_of_steps(words) + words).data();
-    changes_.larger = changes_.steps + bytes_of_steps(words);
-    changes_.wide = thread_scratch(ScratchUse::Indices, words * sizeof(Word)).data();
-  }
+        gaps_(thread_scratch(ScratchUse::Places, most_gap_bytes(words)).data()),
+        small_(thread_scratch(ScratchUse::Codes, kStepsInByte * bytes_of_steps(words) + words).data()),
+        larger_(small_ + kStepsInByte * bytes_of_steps(words)),
+        all_steps_(thread_scratch(ScratchUse::Values, words).data()),
+        wide_(thread_scratch(ScratchUse::Indices, words * sizeof(Word)).data()) {}
 
   DeltaPayload run(std::byte* dst) {
     // Steps of words in blocks of the form Changes come first among the wide ones.
-    for (std::size_t block = 0; block < forms_.size(); ++block) set_form(block, choose(block));
+    for (std::size_t block = 0; block < forms_.size(); ++block) set_form(block, take(block));
     for (std::size_t block = 0; block < forms_.size(); ++block) {
       if (form(block) == Form::Steps) take_steps(block);
     }
     std::size_t end = encode_smallest(forms_, dst);
-    end += encode_smallest({changes_.gaps, changes_.gap_bytes}, dst + end);
-    if (changes_.count % kStepsInByte != 0) changes_.put_small(0);  // of what was taken back
-    end += encode_smallest({changes_.steps, bytes_of_steps(changes_.count)}, dst + end);
-    end += encode_smallest({changes_.larger, changes_.larger_count}, dst + end);
+    end += encode_smallest({gaps_, gap_bytes_}, dst + end);
+    end += encode_smallest(packed_small_steps(), dst + end);
+    end += encode_smallest({larger_, larger_count_}, dst + end);
     end += encode_smallest({all_steps_, all_steps_taken_}, dst + end);
     for (unsigned byte = 0; byte < sizeof(Word); ++byte) {
-      const auto plane = thread_scratch(ScratchUse::Plane, changes_.wide_count);
-      for (std::size_t i = 0; i < plane.size(); ++i) {
-        plane[i] = byte_of(load_word<Word>(changes_.wide, i), byte);
-      }
+      const auto plane = thread_scratch(ScratchUse::Plane, wide_count_);
+      for (std::size_t i = 0; i < plane.size(); ++i) plane[i] = byte_of(load_word<Word>(wide_, i), byte);
       end += encode_smallest(plane, dst + end);
     }
     for (unsigned byte = 0; byte < sizeof(Word); ++byte) {
       end += encode_smallest(plane_of_words(byte), dst + end);
     }
-    return {{static_cast<std::uint32_t>(changes_.count), static_cast<std::uint32_t>(changes_.gap_bytes)},
-            end};
+    return {{static_cast<std::uint32_t>(changes_), static_cast<std::uint32_t>(gap_bytes_)}, end};
   }
 
  private:
@@ -183,14 +147,32 @@ class Encoder {
     return step_between<Word, kIsFloat>(load_word<Word>(base_, index), load_word<Word>(values_, index));
   }
 
+  using Differs = std::array<std::uint64_t, kBlockWords / kDeltaGroup>;
+
   // Takes the block's changes, unless another form would be smaller.
-  Form choose(std::size_t block) {
+  Form take(std::size_t block) {
     const std::size_t count = block_words(words_, block);
-    const std::size_t before = changes_.count;
-    if (take_changes(block, count / 8)) return changes_.count == before ? Form::Equal : Form::Changes;
-    const Form form = smallest(block, count);
-    if (form == Form::Changes) take_changes(block, count);
+    Differs differs;
+    const std::size_t changes = compare(block, count, differs);
+    if (changes == 0) return Form::Equal;
+    const Form form = changes > count / 8 ? smallest(block, count) : Form::Changes;
+    if (form == Form::Changes) take_changes(block, count, differs);
     return form;
+  }
+
+  // Returns how many of the block's words differ.
+  std::size_t compare(std::size_t block, std::size_t count, Differs& differs) const {
+    const std::size_t first = block * kBlockWords;
+    const std::size_t whole = count - count % kDeltaGroup;
+    core::at_cpu_level<DeltaKernels>().compare[std::countr_zero(sizeof(Word))](
+        base_ + first * sizeof(Word), values_ + first * sizeof(Word), whole, differs.data());
+    if (whole < count) differs[whole / kDeltaGroup] = 0;
+    for (std::size_t i = whole; i < count; ++i) {
+      differs[i / kDeltaGroup] |= std::uint64_t{step_at(first + i) != 0} << i % kDeltaGroup;
+    }
+    std::size_t changes = 0;
+    for (std::size_t i = 0; i < count; i += kDeltaGroup) changes += count_bits(differs[i / kDeltaGroup]);
+    return changes;
   }
 
   // Of a block in which many words changed.
@@ -213,46 +195,40 @@ class Encoder {
     return as_changes < as_steps ? Form::Changes : Form::Steps;
   }
 
-  // At most `limit`: else takes none, and returns false.
-  bool take_changes(std::size_t block, std::size_t limit) {
-    const std::size_t count = block_words(words_, block);
-    const std::byte* const base = base_ + block * kBlockWords * sizeof(Word);
-    const std::byte* const values = values_ + block * kBlockWords * sizeof(Word);
-    // Places are counted over the blocks of the form Changes as if they were one.
-    const std::size_t first_place = place_of_block_;
-    Changes<Word> taken = changes_;
-    const std::size_t most = taken.count + limit;
-    const auto take = [&](std::size_t i) {
-      taken.put(first_place + i,
-                step_between<Word, kIsFloat>(load_word<Word>(base, i), load_word<Word>(values, i)));
-    };
-    constexpr std::size_t kLanes = sizeof(std::uint64_t) / sizeof(Word);
-    constexpr std::size_t kAtOnce = 8;
-    std::size_t i = 0;
-    for (; i + kAtOnce * kLanes <= count && taken.count <= most; i += kAtOnce * kLanes) {
-      std::array<std::uint64_t, kAtOnce> differ;
-      std::uint64_t any = 0;
-      for (std::size_t j = 0; j < kAtOnce; ++j) {
-        const std::size_t at = (i + j * kLanes) * sizeof(Word);
-        differ[j] = load_unaligned<std::uint64_t>(base + at) ^ load_unaligned<std::uint64_t>(values + at);
-        any |= differ[j];
-      }
-      if (any == 0) continue;
-      for (std::size_t j = 0; j < kAtOnce; ++j) {
-        for (std::uint64_t rest = differ[j]; rest != 0;) {
-          const auto lane = static_cast<unsigned>(std::countr_zero(rest)) / kWordBitsOf<Word>;
-          rest &= ~(std::uint64_t{static_cast<Word>(~Word{0})} << (lane * kWordBitsOf<Word>));
-          take(i + j * kLanes + lane);
-        }
+  void take_changes(std::size_t block, std::size_t count, const Differs& differs) {
+    const auto places = reinterpret_cast<std::uint32_t*>(
+        thread_scratch(ScratchUse::Plane, count * sizeof(std::uint32_t)).data());
+    std::byte* const small = small_ + changes_;
+    std::size_t taken = 0;
+    for (std::size_t group = 0; group < count; group += kDeltaGroup) {
+      for (std::uint64_t left = differs[group / kDeltaGroup]; left != 0; left &= left - 1) {
+        const std::size_t i = group + static_cast<std::size_t>(std::countr_zero(left));
+        const Word step = step_at(block * kBlockWords + i);
+        places[taken] = first_place_ + static_cast<std::uint32_t>(i);
+        small[taken++] = static_cast<std::byte>(std::min<std::size_t>(step, kLarger) - 1);
+        if (step >= kLarger) put_larger(step);
       }
     }
-    for (; i < count && taken.count <= most; ++i) {
-      if (load_word<Word>(base, i) != load_word<Word>(values, i)) take(i);
+    gap_bytes_ +=
+        core::at_cpu_level<SelectKernels>().write_gaps(places, taken, latest_place_, gaps_ + gap_bytes_);
+    latest_place_ = places[taken - 1];
+    first_place_ += static_cast<std::uint32_t>(count);
+    changes_ += taken;
+  }
+  void put_larger(Word step) {
+    larger_[larger_count_++] = static_cast<std::byte>(std::min<std::size_t>(step - kLarger, kEscape));
+    if (step >= kWide) put_wide(static_cast<Word>(step - kWide));
+  }
+  void put_wide(Word word) { store_word(wide_, wide_count_++, word); }
+
+  std::span<const std::byte> packed_small_steps() {
+    const std::size_t bytes = bytes_of_steps(changes_);
+    std::fill(small_ + changes_, small_ + kStepsInByte * bytes, std::byte{0});
+    for (std::size_t i = 0; i < bytes; ++i) {
+      const auto four = load_unaligned<std::uint32_t>(small_ + kStepsInByte * i);
+      small_[i] = static_cast<std::byte>((four | four >> 6 | four >> 12 | four >> 18) & 0xFF);
     }
-    if (taken.count > most) return false;
-    if (taken.count > changes_.count) place_of_block_ += count;
-    changes_ = taken;
-    return true;
+    return {small_, bytes};
   }
 
   void take_steps(std::size_t block) {
@@ -261,7 +237,7 @@ class Encoder {
       const Word step = step_at(i);
       const bool is_wide = step >= kEscape;
       all_steps_[all_steps_taken_++] = static_cast<std::byte>(is_wide ? kEscape : step);
-      if (is_wide) changes_.put_wide(static_cast<Word>(step - kEscape));
+      if (is_wide) put_wide(static_cast<Word>(step - kEscape));
     }
   }
 
@@ -282,10 +258,19 @@ class Encoder {
   const std::byte* const values_;
   const std::size_t words_;
   const std::span<std::byte> forms_;
+  std::byte* const gaps_;
+  std::byte* const small_;  // a byte each, until all are there
+  std::byte* const larger_;
   std::byte* const all_steps_;
-  Changes<Word> changes_;
+  std::byte* const wide_;
+  std::size_t changes_ = 0;
+  std::size_t gap_bytes_ = 0;
+  std::size_t larger_count_ = 0;
   std::size_t all_steps_taken_ = 0;
-  std::size_t place_of_block_ = 0;  // of the block's first word
+  std::size_t wide_count_ = 0;
+  // Places are counted over the blocks of the form Changes as if these lay end to end.
+  std::uint32_t first_place_ = 0;  // of the next such block
+  std::uint32_t latest_place_ = kNoPlace;
 };
 
 std::size_t count_escapes(std::span<const std::byte> plane) {

@@ -61,6 +61,38 @@ std::size_t workspace_of(const Batch& batch, bool is_received) {
 
 }  // namespace
 
+std::uint32_t launches_of_group(const codec::CodecSpec& codec) {
+  const bool has_stage = codec.entropy != codec::Entropy::None;
+  switch (codec.id) {
+    case codec::CodecId::Fp16:
+    case codec::CodecId::Bf16:
+      return has_stage ? 17 : 9;
+    case codec::CodecId::Int8:
+    case codec::CodecId::Int4:
+    case codec::CodecId::Bit2:
+    case codec::CodecId::Bit1:
+      return has_stage ? 19 : 10;
+    case codec::CodecId::DeadZone:
+      return has_stage ? 22 : 15;
+    case codec::CodecId::TopK:
+      return 26;  // of tiny
+    case codec::CodecId::Lossless:
+      return 21;
+    case codec::CodecId::Loco:
+      return 18;
+    case codec::CodecId::BitPlanes:
+      return has_stage ? 30 : 20;
+    case codec::CodecId::None:
+      break;  // exact: never here
+  }
+  return 1;
+}
+
+std::size_t group_bytes(const codec::CodecSpec& codec) {
+  constexpr std::size_t kBytesOfLaunch = std::size_t{4} << 20;
+  return launches_of_group(codec) * kBytesOfLaunch;
+}
+
 BatchedReduction::BatchedReduction(std::shared_ptr<const FramePlan> plan, DType dtype,
                                    std::vector<std::span<std::byte>> data_dev,
                                    std::optional<DeviceFeedback> feedback)
@@ -107,6 +139,45 @@ FeedbackPiece BatchedReduction::feedback_piece(std::size_t c, float* sums) const
           chunk.owns ? divisor : 1.0f};
 }
 
+// Not in the caller's data, where that is not float or an operand is read from there.
+bool BatchedReduction::has_sums_apart(const FrameChunk& chunk) const {
+  const bool is_float = dtype_ == DType::Float32;
+  return (chunk.reduces && (!is_float || has_own_part(chunk))) || (takes_result(chunk) && !is_float);
+}
+
+// Sums apart are floats of one group at a time, unless the end of the feedback reads them.
+void BatchedReduction::place_sums(SpaceCutter& device) {
+  std::vector<std::uint64_t> used(groups_.size(), 0);
+  std::vector<std::size_t> shared;
+  for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
+    const FrameChunk& chunk = plan_->chunks[c];
+    sums_[c] = reinterpret_cast<float*>(data_dev_[c].data());
+    if (!has_sums_apart(chunk)) continue;
+    if (feedback_ && !(takes_result(chunk) && dtype_ == DType::Float32)) {
+      sums_[c] = device.take<float>(chunk.range.size());
+    } else {
+      shared.push_back(c);
+      used[chunk.group] += SpaceCutter::aligned(chunk.range.size());
+    }
+  }
+  float* const room = device.take<float>(std::ranges::max(used));
+  std::ranges::fill(used, 0);
+  for (const std::size_t c : shared) {
+    const FrameChunk& chunk = plan_->chunks[c];
+    sums_[c] = room + used[chunk.group];
+    used[chunk.group] += SpaceCutter::aligned(chunk.range.size());
+  }
+}
+
+// In the order of the groups.
+void BatchedReduction::list_results() {
+  result_chunks_.clear();
+  for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
+    if (takes_result(plan_->chunks[c])) result_chunks_.push_back(c);
+  }
+  std::ranges::stable_sort(result_chunks_, {}, [this](std::size_t c) { return plan_->chunks[c].group; });
+}
+
 void BatchedReduction::lay_out(std::byte* device_memory, std::byte* pinned_memory) {
   SpaceCutter device(device_memory);
   SpaceCutter pinned(pinned_memory);
@@ -119,20 +190,17 @@ void BatchedReduction::lay_out(std::byte* device_memory, std::byte* pinned_memor
   results_ = {plan_->codec, DType::Float32, {}};
   sums_.assign(chunks, nullptr);
   own_frames_.assign(chunks, {});
+  place_sums(device);
+  list_results();
   std::vector<std::vector<SumPiece>> to_finish(groups_.size());
-  std::vector<SumPiece> to_round;
   std::vector<FeedbackPiece> ends;
+  std::vector<std::span<std::byte>> own_results(chunks);
   for (std::size_t c = 0; c < chunks; ++c) {
     const FrameChunk& chunk = plan_->chunks[c];
     Group& group = groups_[chunk.group];
     std::byte* const data = data_dev_[c].data();
     const std::uint64_t count = chunk.range.size();
-    const bool takes_result = chunk.receives && chunk.has_result;
-    // In the caller's data where that is float and no operand is read from there.
-    const bool is_apart =
-        (chunk.reduces && (!is_float || has_own_part(chunk))) || (takes_result && !is_float);
-    float* const sums = is_apart ? device.take<float>(count) : reinterpret_cast<float*>(data);
-    sums_[c] = sums;
+    float* const sums = sums_[c];
 
     if (chunk.contributes) {
       own_frames_[c] = taken(codec::compress_bound(plan_->codec, dtype_, count), device);
@@ -140,23 +208,33 @@ void BatchedReduction::lay_out(std::byte* device_memory, std::byte* pinned_memor
     }
     if (chunk.reduces) {
       const bool ends_later = feedback_ && !chunk.owns;
-      std::byte* const target = !chunk.owns && chunk.receives && is_apart ? data : nullptr;
+      std::byte* const target = !chunk.owns && chunk.receives && has_sums_apart(chunk) ? data : nullptr;
       if (!ends_later && (target != nullptr || plan_->divisor != 1)) {
         to_finish[chunk.group].push_back({sums, target, count});
       }
     }
-    std::span<std::byte> result = chunk.result.room();
     if (chunk.owns) {
-      result = taken(codec::compress_bound(plan_->codec, DType::Float32, count), device);
-      group.made_results.frames.push_back(made_frame(c, true, bytes_of(sums), result));
-    }
-    if (takes_result) {
-      results_.frames.push_back({is_float ? data : bytes_of(sums), count, result});
-      if (!is_float && !feedback_) to_round.push_back({sums, data, count});
+      own_results[c] = taken(codec::compress_bound(plan_->codec, DType::Float32, count), device);
+      group.made_results.frames.push_back(made_frame(c, true, bytes_of(sums), own_results[c]));
     }
     if (feedback_) {
-      ends.push_back(feedback_piece(c, takes_result && is_float ? reinterpret_cast<float*>(data) : sums));
+      const bool is_in_place = takes_result(chunk) && is_float;
+      ends.push_back(feedback_piece(c, is_in_place ? reinterpret_cast<float*>(data) : sums));
     }
+  }
+  const bool rounds = !is_float && !feedback_;
+  result_parts_.assign(rounds ? groups_.size() : 1, {});
+  std::vector<std::vector<SumPiece>> to_round(result_parts_.size());
+  for (const std::size_t c : result_chunks_) {
+    const FrameChunk& chunk = plan_->chunks[c];
+    std::byte* const data = data_dev_[c].data();
+    const std::uint64_t count = chunk.range.size();
+    const std::size_t part = rounds ? chunk.group : 0;
+    Results& results = result_parts_[part];
+    if (results.frames++ == 0) results.first = results_.frames.size();
+    results_.frames.push_back(
+        {is_float ? data : bytes_of(sums_[c]), count, chunk.owns ? own_results[c] : chunk.result.room()});
+    if (rounds) to_round[part].push_back({sums_[c], data, count});
   }
   words_ = 0;
   contribution_tiles_ = 0;
@@ -177,7 +255,9 @@ void BatchedReduction::lay_out(std::byte* device_memory, std::byte* pinned_memor
   }
   verdicts_dev_ = device.take<std::uint64_t>(words_);
   verdicts_ = pinned.take<std::uint64_t>(words_);
-  decoded_results_ = listed(to_round, has_memory, pinned);
+  for (std::size_t part = 0; part < result_parts_.size(); ++part) {
+    result_parts_[part].to_round = listed(to_round[part], has_memory, pinned);
+  }
   if (feedback_) {
     ends_ = listed(ends, has_memory, pinned);
     totals_ = pinned.take<FeedbackTotals>(1);
@@ -300,14 +380,19 @@ Status BatchedReduction::enqueue_sums(std::uint32_t index, Stream stream) const 
 
 Status BatchedReduction::enqueue_results(Stream stream) const {
   const bool has_results = !results_.frames.empty();
-  const std::uint32_t word = words_ - 1;
-  if (has_results) {
-    GEOCOMM_RETURN_IF_ERROR(codec::cuda::check_batch(results_, verdicts_dev_ + word, stream));
-    GEOCOMM_RETURN_IF_ERROR(codec::cuda::put_batch(results_, 0, results_.frames.size(), codec::Sink::Float32,
-                                                   verdicts_dev_ + word, stream));
+  std::uint64_t* const word = verdicts_dev_ + words_ - 1;
+  if (has_results) GEOCOMM_RETURN_IF_ERROR(codec::cuda::check_batch(results_, word, stream));
+  for (const Results& part : result_parts_) {
+    if (part.frames > 0) {
+      GEOCOMM_RETURN_IF_ERROR(
+          codec::cuda::put_batch(results_, part.first, part.frames, codec::Sink::Float32, word, stream));
+    }
+    if (feedback_) continue;
+    const bool is_last = &part == &result_parts_.back();
+    GEOCOMM_RETURN_IF_ERROR(
+        finish_sums(dtype_, part.to_round, 1, verdicts(words_ - 1, has_results && is_last ? 1 : 0), stream));
   }
-  if (feedback_) return enqueue_end_of_feedback(stream);
-  return finish_sums(dtype_, decoded_results_, 1, has_results ? verdicts(word, 1) : Publication{}, stream);
+  return feedback_ ? enqueue_end_of_feedback(stream) : Status::ok();
 }
 
 Status BatchedReduction::enqueue_end_of_feedback(Stream stream) const {
@@ -322,11 +407,9 @@ Status BatchedReduction::enqueue_end_of_feedback(Stream stream) const {
 }
 
 void BatchedReduction::exchanged() {
-  std::size_t index = 0;
-  for (const FrameChunk& chunk : plan_->chunks) {
-    if (!chunk.receives || !chunk.has_result) continue;
+  for (std::size_t index = 0; index < result_chunks_.size(); ++index) {
+    const FrameChunk& chunk = plan_->chunks[result_chunks_[index]];
     if (!chunk.owns) codec::cuda::place_frame(results_, index, chunk.result.room());
-    ++index;
   }
   if (feedback_) totals_->succeeded = 1;
 }

@@ -34,6 +34,12 @@ struct DeviceFeedback {
   bool replaces = false;
 };
 
+// Launches of a group of two sites, where every rank reduces for itself.
+std::uint32_t launches_of_group(const codec::CodecSpec& codec);
+// Of a rank's elements that a group should have, in bytes: its launches should cost less than what they do,
+// at a megabyte in 1 us and a launch in 4 us. Smaller groups are sooner on their way, and take less memory.
+std::size_t group_bytes(const codec::CodecSpec& codec);
+
 class BatchedReduction {
  public:
   // `plan` as Exchange::plan_frames() made it, in memory that the device reaches; `data_dev` has each chunk's
@@ -88,6 +94,17 @@ class BatchedReduction {
     std::uint32_t word = 0;  // that says what was found in `received`
   };
 
+  // Results that come, or that this rank made: of all groups, or of one where they are rounded.
+  struct Results {
+    std::size_t first = 0;  // of its frames in `results_`
+    std::size_t frames = 0;
+    std::span<const SumPiece> to_round = {};
+  };
+
+  bool takes_result(const FrameChunk& chunk) const { return chunk.receives && chunk.has_result; }
+  bool has_sums_apart(const FrameChunk& chunk) const;
+  void place_sums(codec::cuda::SpaceCutter& device);
+  void list_results();
   // Where all is in that memory; nullptr: how much it takes.
   void lay_out(std::byte* device, std::byte* pinned);
   Publication verdicts(std::uint32_t first, std::uint32_t count) const;
@@ -109,7 +126,8 @@ class BatchedReduction {
   const std::optional<DeviceFeedback> feedback_;
   std::vector<Group> groups_;
   codec::cuda::Batch results_;
-  std::span<const SumPiece> decoded_results_ = {};  // to be rounded
+  std::vector<std::size_t> result_chunks_;  // of its frames
+  std::vector<Results> result_parts_;       // one at least
   // Of chunks.
   std::vector<float*> sums_;
   std::vector<std::span<std::byte>> own_frames_;

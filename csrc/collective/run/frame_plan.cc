@@ -68,27 +68,28 @@ void cut_rooms(FramePlan& plan, DType dtype, bool on_arrival, core::BufferPool& 
   }
 }
 
+}  // namespace
+
 // Stripes have different peers: a group has a part of each, so that all links are busy.
-void cut_groups(FramePlan& plan, std::size_t element_bytes, std::size_t group_bytes) {
+void cut_groups(FramePlan& plan, DType dtype, const FrameOptions& options) {
   constexpr std::size_t kMostGroups = 8;
+  if (!options.group_bytes) return;
   std::map<std::size_t, std::size_t> ends;  // of the stripes
   for (const FrameChunk& chunk : plan.chunks) {
     ends[chunk.stripe] = std::max(ends[chunk.stripe], chunk.range.end);
   }
   std::size_t elements = 0;
   for (const auto& [stripe, end] : ends) elements += end;
-  plan.groups = static_cast<std::uint32_t>(
-      std::clamp<std::size_t>(elements * element_bytes / group_bytes, 1, kMostGroups));
+  plan.groups = static_cast<std::uint32_t>(std::clamp<std::size_t>(
+      elements * core::size_of(dtype) / options.group_bytes(plan.codec), 1, kMostGroups));
   for (FrameChunk& chunk : plan.chunks) {
     chunk.group = static_cast<std::uint32_t>(chunk.range.begin * plan.groups / ends[chunk.stripe]);
   }
 }
 
-}  // namespace
-
 void cut_groups_and_rooms(FramePlan& plan, DType dtype, const FrameOptions& options,
                           core::BufferPool& memory) {
-  cut_groups(plan, core::size_of(dtype), options.group_bytes);
+  cut_groups(plan, dtype, options);
   cut_rooms(plan, dtype, options.places_on_arrival, memory);
 }
 

@@ -60,12 +60,14 @@ struct FramePlan {
 };
 
 struct FrameOptions {
-  std::size_t group_bytes = ~std::size_t{0};  // of this rank's elements, a group; there are eight at most
+  // Of this rank's elements, a group; there are eight at most. nullptr: one.
+  std::function<std::size_t(const codec::CodecSpec&)> group_bytes;
   // Frames that come take room of their own size, as they come, in place of the worst case from the
   // beginning.
   bool places_on_arrival = false;
 };
-// Cuts groups, and takes the rooms of all frames in one piece of `memory`, which is whole as long as somebody
+void cut_groups(FramePlan& plan, core::DType dtype, const FrameOptions& options);
+// The same, and takes the rooms of all frames in one piece of `memory`, which is whole as long as somebody
 // holds one of them. Throws std::bad_alloc.
 void cut_groups_and_rooms(FramePlan& plan, core::DType dtype, const FrameOptions& options,
                           core::BufferPool& memory);

@@ -15,9 +15,9 @@ from rich.live import Live
 from rich.text import Text
 
 from geocomm.cli.ssh_sites.sites_file import Node
+from geocomm.core.console import plain_console
 from geocomm.core.message_log import printable
 from geocomm.core.patience import Patience
-from geocomm.core.plain_console import plain_console
 from geocomm.core.units import duration_text
 
 _STEPS_SOONEST_S = 2.0

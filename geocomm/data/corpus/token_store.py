@@ -3,9 +3,9 @@ into memory."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geocomm.core.bad_input import BadInput, did_you_mean
-from geocomm.core.file_systems import put_in_place, write_whole
+from geocomm.core.file_systems import held_by_one, put_in_place, write_whole
 from geocomm.data.corpus.data_settings import DataConfig
 from geocomm.data.corpus.text_tokenizer import TextTokenizer
 
@@ -150,8 +150,7 @@ def load_tokens(config: DataConfig, tokenizer: TextTokenizer) -> TokenArray:
     data_path, note_path = folder / f"{key}.tokens", folder / f"{key}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{key}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with held_by_one(folder / f"{key}.lock", math.inf):
             if not note_path.exists():
                 _tokenize(config, tokenizer, data_path, note_path)
         note = json.loads(note_path.read_text())

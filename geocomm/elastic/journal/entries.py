@@ -17,8 +17,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_
 from geocomm.core.bad_input import EXIT_BAD_INPUT, UserError
 from geocomm.core.message_log import printable
 from geocomm.core.records import MAX_TEXT, Hash, Record, Text, Whole, line_of
-from geocomm.data.deal_records import DealtData
-from geocomm.data.dealt_shards import shards_of
+from geocomm.data.deal_records import DealtData, shards_of
 
 FIRST_PREV = "0" * 64
 """`prev` of the first entry."""
@@ -31,8 +30,6 @@ MOST_STEPS = 2**50
 MAX_FRAME_BYTES = 1 << 40
 FRAME_BYTES = "tensors (most bytes of a frame)"
 """Name of the setting that says how large a frame of the largest fragment may be: nobody makes room for more."""
-MOST_FRAGMENTS = 4096
-"""The most of a run: every line that says something of each stays below MAX_LINE_BYTES of `message_lines`."""
 
 
 class BadLineError(UserError, ValueError):
@@ -297,7 +294,7 @@ class Deal(EntryBase):
     kind: Literal["deal"] = "deal"
     site: SiteName
     shards: Annotated[str, Field(max_length=1024), AfterValidator(_checked)] = ""
-    """The shards of the version in force, as in `dealt_shards`; empty: a part of a deal."""
+    """The shards of the version in force, as in `text_of`; empty: a part of a deal."""
     rest: Whole = 0
     """The index of the entry that dealt the shards; 0: this one does."""
     start: Whole = 0

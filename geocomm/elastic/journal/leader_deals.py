@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from geocomm.data.deal_records import DealtSet
-from geocomm.data.dealt_shards import cut, length
+from geocomm.data.deal_records import DealtSet, cut, length
 from geocomm.elastic.journal.entries import Away, Data, Deal, TakenBack
 from geocomm.elastic.journal.led_run import LedRun
 from geocomm.elastic.journal.messages import Beat, Owner

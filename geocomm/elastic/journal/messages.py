@@ -16,10 +16,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from geocomm.core.records import Hash, Record, Text, Whole
+from geocomm.core.records import MOST_FRAGMENTS, Hash, Record, Text, Whole
 from geocomm.data.deal_records import LineBegun, SiteDeal, StoreId
 from geocomm.elastic.journal.entries import (
-    MOST_FRAGMENTS,
     Added,
     AnyRound,
     CodedFrame,

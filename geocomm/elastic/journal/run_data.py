@@ -6,12 +6,9 @@ from collections.abc import Collection, Mapping
 from importlib import import_module
 
 from geocomm.data.catalog import Shard
-from geocomm.data.deal_records import DealtSet
+from geocomm.data.deal_records import DealtSet, DealtShards, counted
 from geocomm.data.deals import DEALS_OF_A_PASS
-from geocomm.data.dealt_counts import counted
-from geocomm.data.dealt_shards import DealtShards
-from geocomm.data.dealt_version import DealtVersion
-from geocomm.data.read_version import ReadVersion
+from geocomm.data.dealt_version import DealtVersion, ReadVersion
 from geocomm.elastic.journal.run_state import RunState
 
 _TOO_FEW = 2
@@ -39,7 +36,7 @@ class RunData:
         return self._newest.read.sha256
 
     def next_deal(self, state: RunState, site: str, speeds: Mapping[str, float]) -> tuple[str, int] | None:
-        """Which shards of the version in force a site reads next, as in `dealt_shards`, and how many sequences they
+        """Which shards of the version in force a site reads next, as in `text_of`, and how many sequences they
         have; None: it may read none. speeds: tokens per second of all sites that are there."""
         if state.genesis is None:
             return None

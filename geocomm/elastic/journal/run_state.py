@@ -13,8 +13,7 @@ from pydantic import ConfigDict, Field, PlainSerializer, TypeAdapter, Validation
 
 from geocomm.core.records import Hash, Whole, canonical
 from geocomm.core.units import count_text
-from geocomm.data.dealt_counts import DealtCounts, count
-from geocomm.data.dealt_shards import DealtShards, Line, Piece, cut, length
+from geocomm.data.deal_records import DealtCounts, DealtShards, Line, Piece, count, cut, length
 from geocomm.elastic.journal.entries import (
     EMPTY,
     FRAME_BYTES,

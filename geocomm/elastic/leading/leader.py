@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from geocomm.core.addresses import Address, AddressError
 from geocomm.core.bad_input import BadInput
-from geocomm.core.patience import Waiting, until_one_ends
-from geocomm.core.running_clock import RunningClock
+from geocomm.core.patience import RunningClock, Waiting, until_one_ends
 from geocomm.core.units import count_text, named_text
 from geocomm.data.deal_records import DealtSet
 from geocomm.elastic.files.known_agents import KnownAgents
@@ -53,7 +52,7 @@ from geocomm.wire.greeting import PacketKind, offset_bytes, write_packet
 from geocomm.wire.tls_stream import TlsStream
 
 if TYPE_CHECKING:
-    from geocomm.data.read_version import ReadVersion
+    from geocomm.data.dealt_version import ReadVersion
     from geocomm.elastic.journal.run_data import RunData
 
 TICK_S = 0.25
@@ -357,7 +356,7 @@ def read_data(of: DealtSet, versions: Mapping[int, str], known: RunData | None) 
     """The newest version of a data set, and those that deals are of: SHA-256 by number. It is `known`, where
     that is the same; else only new versions are read. It may take seconds. Raises BadInput, OSError."""
     from geocomm.data.catalog import Catalog  # these bring numpy, which most agents do without
-    from geocomm.data.read_version import ReadVersion
+    from geocomm.data.dealt_version import ReadVersion
     from geocomm.elastic.journal.run_data import RunData
 
     catalog = Catalog(of.set)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from geocomm.core.message_log import log
 from geocomm.core.patience import Waiting
-from geocomm.data.deal_records import SiteDeal
-from geocomm.data.dealt_shards import cut
+from geocomm.data.deal_records import SiteDeal, cut
 from geocomm.elastic.journal.entries import AnyRound, BadLineError, Entry, Skip, TakenBack
 from geocomm.elastic.journal.messages import (
     Applied,

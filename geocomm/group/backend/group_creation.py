@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from geocomm.codecs.codec_spec import AUTO, collective_codec
 from geocomm.core.addresses import is_loopback
-from geocomm.core.environment import collector_socket, telemetry_folder
+from geocomm.core.environment import collector_socket, gpu_batches, telemetry_folder
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.core.installation import build_facts
 from geocomm.core.message_log import announce
@@ -43,6 +43,7 @@ from geocomm.group.membership.rank_record import (
     sites_of,
 )
 from geocomm.group.planning import codec_choice
+from geocomm.group.planning.coding_place import choose_places
 from geocomm.group.rendezvous.to_collector import collect_here
 from geocomm.metrics.events import events
 from geocomm.metrics.exporters import check_reporting, reporting
@@ -252,6 +253,8 @@ def introduce(
         endpoint = held.enter_context(runtime.endpoint(options, listening_host(hosts), believed_refusal))
     links = links_of_group(options)
     codes_on_gpu = _codes_on_gpu()
+    if codes_on_gpu and gpu_batches():
+        choose_places(torch.device("cuda", torch.cuda.current_device()), codec_threads(options))
     measured = codec_choice.worth_measuring(options, links, codes_on_gpu=codes_on_gpu)
     speeds = codec_choice.measure(measured, codec_threads(options))
     group, token = new_group_identity()

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from geocomm.codecs.codec_spec import AUTO, collective_codec, collective_form
 from geocomm.core.bad_input import first_problem, problem_text
 from geocomm.core.errors import InvalidArgumentError, VersionMismatchError
+from geocomm.core.link_table import Links, NativeLinks
 from geocomm.group.membership.rank_record import RankInfo, sites_of
 from geocomm.group.membership.roll_call import FirstFailed, decided_by_first
 from geocomm.group.planning import codec_choice
-from geocomm.group.planning.link_table import Links, NativeLinks
 
 if TYPE_CHECKING:
     import torch.distributed as dist

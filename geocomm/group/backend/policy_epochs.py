@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from geocomm.codecs.codec_spec import AUTO
 from geocomm.core.errors import GeocommError, OperationTimeoutError
+from geocomm.core.link_table import Links, table_of
 from geocomm.core.message_log import logger
 from geocomm.group.backend.policy import Policy, agree
 from geocomm.group.backend.runtime import Group, runtime
 from geocomm.group.membership.rank_record import RankInfo, path_channels, ranks_text, sites_of
 from geocomm.group.membership.roll_call import Absent, exchange
-from geocomm.group.planning.link_table import Links, table_of
 from geocomm.metrics.events import events
 
 if TYPE_CHECKING:

@@ -38,9 +38,11 @@ from geocomm.core.errors import (
     OperationTimeoutError,
     UnsupportedError,
 )
+from geocomm.core.link_table import Links
 from geocomm.core.message_log import announce
 from geocomm.core.native import native
 from geocomm.core.options import Options, transport_keys
+from geocomm.core.patience import said_while
 from geocomm.core.site import check_site_name
 from geocomm.group.backend import group_admission
 from geocomm.group.backend.group_creation import (
@@ -59,11 +61,10 @@ from geocomm.group.membership.group_agreement import check
 from geocomm.group.membership.one_site import Scope
 from geocomm.group.membership.own_address import advertised
 from geocomm.group.membership.rank_record import RankInfo, ranks_text, sites_of
-from geocomm.group.planning.link_table import Links
 from geocomm.security.key_folder import CA_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
     from geocomm._C import ReconfigurableGroup
 
@@ -210,8 +211,6 @@ def _stores_between_sites(handles: list[Handle]) -> set[str]:
 
 _BELIEVED_REFUSAL = timedelta(seconds=2)
 """Shorter than of groups that end with a rank: a verdict in error costs a reconfigure."""
-_WORD_S = 10.0
-"""After this wait for other ranks, a message says for whom."""
 _STORE_KEY = "geocomm/reconfigure/store"
 
 
@@ -303,7 +302,7 @@ class GroupMember:
             self._forget_others(self._process_ids)
             who = ranks_text([info.rank for info in members.infos if info.rank != members.own])
             try:
-                with _told_of(f"reconfigure (uuid {uuid}) at rank {members.own} still waits for {who} to call it"):
+                with said_while(announce, lambda: f"{who} to call reconfigure (uuid {uuid}), at rank {members.own}"):
                     made = self._meet(members, group.options._timeout, until)
             except GeocommError as error:
                 raise type(error)(
@@ -423,18 +422,6 @@ class FromFirst(dist.Store):
         options = dist.BroadcastOptions()
         options.rootRank = 0
         self._backend.broadcast([tensor], options).wait()
-
-
-@contextlib.contextmanager
-def _told_of(wait: str) -> Generator[None]:
-    """Says it where what is done inside takes long."""
-    timer = threading.Timer(_WORD_S, announce, [wait])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _left(until: float) -> timedelta:

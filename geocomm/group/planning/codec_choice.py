@@ -19,8 +19,8 @@ from geocomm.core.native import native
 from geocomm.core.once import Once
 
 if TYPE_CHECKING:
+    from geocomm.core.link_table import Links
     from geocomm.core.options import Options
-    from geocomm.group.planning.link_table import Links
 
 UNCOMPRESSED = "none"
 WORTHWHILE = 1.03

@@ -10,16 +10,9 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from geocomm.group.planning.link_table import MOST_BPS, Links
+from geocomm.core.link_table import MOST_BPS, Links
+from geocomm.core.units import rate_text
 from geocomm.group.planning.regions import regions_text
-
-
-def rate_text(bps: float) -> str:
-    """`1.2 Gbit/s`."""
-    for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
-        if bps >= size:
-            return f"{bps / size:.3g} {unit}"
-    return f"{bps:.3g} bit/s"
 
 
 def heat(value: float, low: float, high: float) -> float:

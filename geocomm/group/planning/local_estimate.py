@@ -15,15 +15,15 @@ from typing import Any, Literal
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.link_table import Links
 from geocomm.core.units import DAY_S, duration_text
 from geocomm.group.planning.codec_choice import Speed
-from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.regions import Regions
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload, bytes_per_element, dollars_of, seconds_per_byte
 
 LEAST_FRAGMENT_BYTES = 4 << 20
 """The least bytes of a fragment in float32: smaller ones spend their time in round trips."""
-MOST_FRAGMENTS = 24
+AUTO_FRAGMENTS = 24
 """Chosen: as many as Decoupled DiLoCo has (arXiv 2604.21428)."""
 LEAST_EVERY, MOST_EVERY = 30, 300
 """Quality is known from 30 on; beyond 300 nobody has measured it (docs/explanation/local-steps.md)."""
@@ -102,7 +102,7 @@ def local_estimate(
         """Of one round."""
         return (link_s + coding_s) / fragments + _EXCHANGES[reduce] * (rtt_s + near_s + OPERATION_S)
 
-    most = max(1, min(MOST_FRAGMENTS, int(raw_bytes // LEAST_FRAGMENT_BYTES)))
+    most = max(1, min(AUTO_FRAGMENTS, int(raw_bytes // LEAST_FRAGMENT_BYTES)))
     large_enough = [one for one in range(1, most + 1) if seconds(one) >= _LEAST_ROUND_TRIPS * rtt_s]
     fragments = max(large_enough, default=1)
     round_s = seconds(fragments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from geocomm.group.planning.link_table import Groups
+from geocomm.core.link_table import Groups
 
 Relay = tuple[str, str, str]
 """A way from a site, over a site, to a site."""

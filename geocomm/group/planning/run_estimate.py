@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from geocomm.codecs.codec_spec import codec_spec
+from geocomm.core.link_table import Links
 from geocomm.core.native import native
 from geocomm.core.units import DAY_S, duration_text
 from geocomm.group.planning.codec_choice import ReduceTime, Speed
-from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.regions import Regions
 
 OPERATION_S = 0.001

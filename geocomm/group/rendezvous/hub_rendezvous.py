@@ -38,11 +38,10 @@ from geocomm.core.environment import (
     backend_name,
     backend_over_sites,
     collector_socket,
-    keys_folder,
-    one_site,
 )
 from geocomm.core.errors import AuthenticationError, GeocommError, InvalidArgumentError, NetworkError
 from geocomm.core.message_log import log
+from geocomm.core.options import from_environment
 from geocomm.core.patience import Waiting
 from geocomm.core.place import rank_and_world_size
 from geocomm.core.site import site_name
@@ -81,7 +80,7 @@ def _client(port: int, timeout: timedelta) -> dist.TCPStore:
 
 def keys_or_refusal() -> str:
     """The folder of GEOCOMM_KEYS; AuthenticationError where it is not set."""
-    folder = keys_folder()
+    folder = from_environment("keys")
     if folder is None:
         raise AuthenticationError(
             "the rendezvous at a hub is always encrypted and needs keys: make them with geocomm keys create a b and "
@@ -198,7 +197,12 @@ class HubRendezvous(RendezvousHandler):
         before these have come."""
         self._hub, self._way, self._keys, self._node, self._nodes = hub, way, keys, node, nodes
         self._run_id, self._limit = run_id, limit
-        own = {"site": site_name(), "one_site": one_site(), "machine": socket.gethostname(), "agent": uuid.uuid4().hex}
+        own = {
+            "site": site_name(),
+            "one_site": from_environment("one_site"),
+            "machine": socket.gethostname(),
+            "agent": uuid.uuid4().hex,
+        }
         groups = {"--backend": backend_over_sites(), "--backend-name": backend_name()}
         self._own = json.dumps({**own, "groups": groups, "nodes": nodes, "telemetry": collector_socket() is not None})
         self._round = 0

@@ -26,9 +26,10 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from geocomm.core.addresses import Address
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
-from geocomm.core.environment import keep_keys_from_ranks, one_site
+from geocomm.core.environment import keep_keys_from_ranks
 from geocomm.core.errors import InvalidArgumentError, UnsupportedError
 from geocomm.core.message_log import log, tell
+from geocomm.core.options import from_environment
 from geocomm.core.site import site_name
 from geocomm.group.rendezvous.first_error import hide_torchruns_lines, tell_failure
 from geocomm.group.rendezvous.hub_rendezvous import HubRendezvousMaker, keys_or_refusal
@@ -145,7 +146,7 @@ def _number_by_sites(chosen: Namespace) -> dict[int, str]:
     The sites by these numbers; none where they are said.
 
     KeysError where that list has a bad name."""
-    sites = [] if one_site() else sites_of(keys_or_refusal())
+    sites = [] if from_environment("one_site") else sites_of(keys_or_refusal())
     fits = site_name() in sites and chosen.nnodes in (None, str(len(sites)))
     numbered = dict(enumerate(sites)) if fits and chosen.node_rank is None else {}
     if fits and (chosen.nnodes is None or chosen.node_rank is None):

@@ -20,7 +20,7 @@ from rich.table import Table
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.codecs.tensor_codec import codec_presets, compress, compress_bound, decompress
 from geocomm.core.bad_input import UserError
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of
 from geocomm.lab.bench.codec_data import CodecInput
 
 OTHERS = (

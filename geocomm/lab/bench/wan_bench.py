@@ -25,6 +25,7 @@ from geocomm.codecs.codec_facts import FACTS, facts_of
 from geocomm.codecs.codec_spec import AUTO
 from geocomm.core.bad_input import BadInput, UserError
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.units import rate_text
 from geocomm.lab.emulator.emulated_keys import site_environment
 from geocomm.lab.emulator.emulated_links import EmulatedLink, EmulatedWan
 from geocomm.lab.emulator.emulated_wan import WanControl, WanRun
@@ -143,9 +144,8 @@ def max_nmse(case: str) -> float:
 
 def describe_link(link: EmulatedLink) -> str:
     """`1 Gbit/s, 100 ms RTT, 0.1 % loss`."""
-    rate = f"{link.rate_bps / 1e9:g} Gbit/s" if link.rate_bps >= 1e9 else f"{link.rate_bps / 1e6:g} Mbit/s"
     loss = f"{link.loss * 100:g} % loss" if link.loss else "no loss"
-    return f"{rate}, {link.delay_s * 2e3:g} ms RTT, {loss}"
+    return f"{rate_text(link.rate_bps)}, {link.delay_s * 2e3:g} ms RTT, {loss}"
 
 
 def bench_link(

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from rich.table import Table
 
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of
 from geocomm.core.units import count_text
 from geocomm.lab.bench.bench_report import Conditions, table_lines, write_pair
 from geocomm.lab.bench.wan_bench import GLOO, GLOO_SLICED, WanRow

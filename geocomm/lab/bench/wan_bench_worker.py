@@ -23,8 +23,7 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
-from geocomm.core.environment import keys_folder
-from geocomm.core.options import Options
+from geocomm.core.options import Options, from_environment
 from geocomm.core.place import is_rank, node_and_nodes, rank_and_world_size, rank_variables
 from geocomm.lab.bench.wan_bench import GLOO, GLOO_SLICED, WanBenchPlan
 from geocomm.lab.emulator.emulated_wan import CONTROL_VARIABLE, WanControl, WanReport
@@ -167,7 +166,7 @@ class Worker:
 
 def _meeting() -> str:
     """Where the ranks meet: with keys at a hub, since torch's own store is plaintext."""
-    if keys_folder() is None:
+    if from_environment("keys") is None:
         return "env://"
     return f"geocomm://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
@@ -178,7 +177,7 @@ def _group(case: str) -> dist.ProcessGroup | None:
         return None
     if case == GLOO_SLICED:
         return _sliced_gloo()
-    security = "required" if keys_folder() else "insecure"  # the environment's is that of Gloo
+    security = "required" if from_environment("keys") else "insecure"  # the environment's is that of Gloo
     return _made(dist.new_group(backend="geocomm", pg_options=Options(codec=case, security=security)))
 
 

@@ -17,9 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from geocomm.core.table import table_of
-from geocomm.core.units import count_text
-from geocomm.group.planning.link_report import rate_text
+from geocomm.core.console import table_of
+from geocomm.core.units import count_text, rate_text
 from geocomm.lab.demo.demo_run import DemoProgress, DemoResult, Variant
 from geocomm.lab.emulator.emulated_links import EmulatedLink
 from geocomm.lab.emulator.emulated_wan import LATENESS_LIMIT_S, WanReport

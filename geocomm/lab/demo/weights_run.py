@@ -22,7 +22,7 @@ from typing import Any
 from rich.table import Table
 
 from geocomm.core.addresses import free_port
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of
 from geocomm.lab.demo.demo_run import DemoError, demo_environment, demo_sites, log_tail, read_entries
 from geocomm.lab.emulator.emulated_keys import site_environment
 from geocomm.lab.emulator.emulated_links import EmulatedLink, WanError

@@ -10,9 +10,7 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT, UserError, first_problem, problem_text
-from geocomm.core.site import SiteNameError, check_site_name
-from geocomm.core.units import count_text
-from geocomm.group.planning.link_matrix import (
+from geocomm.core.link_matrix import (
     DEFAULT_DELAY_S,
     DEFAULT_RATE_BPS,
     PROBABILITIES,
@@ -20,6 +18,8 @@ from geocomm.group.planning.link_matrix import (
     LinkText,
     Matrix,
 )
+from geocomm.core.site import SiteNameError, check_site_name
+from geocomm.core.units import count_text
 
 MAX_SITES = 64
 EMULATOR_FAILED = 125

@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from geocomm.core.message_log import CalmLog, logger
 from geocomm.observe.dashboard.page_state import Curves, LastSteps, page_state, plain, verdicts
-from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis, bottleneck_metric
+from geocomm.observe.diagnosis.bottleneck import LiveDiagnosis, bottleneck_metric
 from geocomm.observe.telemetry.overview import overview
 from geocomm.observe.telemetry.run_store import RunStore
 from geocomm.observe.telemetry.store_folder import StoreFolder

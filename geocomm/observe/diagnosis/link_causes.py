@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+from geocomm.core.units import bytes_text, rate_text
 from geocomm.observe.diagnosis.link_use import LinkUse
 from geocomm.observe.diagnosis.replay import Message, Replay, Way, Without
 from geocomm.observe.diagnosis.run_window import RunWindow
-from geocomm.observe.diagnosis.verdict import NAMED_FROM, Cause, Verdict, bytes_text, rate_text, seconds_text
+from geocomm.observe.diagnosis.verdict import NAMED_FROM, Cause, Verdict, seconds_text
 
 _STEADY = 0.8
 """Messages on a full line are equally fast. Losses strike some and not others."""
@@ -301,13 +302,13 @@ class LinkCauses:
     def _evidence_of_rate(self, one: LinkFacts) -> list[tuple[str, str]]:
         link = self._replay.link(one.way)
         rows = [
-            ("rate while messages were under way", rate_text(one.rate)),
+            ("rate while messages were under way", rate_text(8 * one.rate)),
             ("the median message, to the fastest tenth", f"{one.steady:.0%}"),
             ("of the best that TCP ever delivered", f"{one.use:.0%}" if one.use else "not known"),
             ("round trip under load, over the least", f"{one.queue:.1f}" if one.queue else "not known"),
         ]
         if _fell(link):
-            rows.append(("what TCP delivered in good times before", rate_text(link.earlier_rate)))
+            rows.append(("what TCP delivered in good times before", rate_text(8 * link.earlier_rate)))
         if self._relayed(one) > _RELAYS:
             rows.append((f"of what {one.way[0][0]} sends, passed on for others", f"{self._relayed(one):.0%}"))
         return [*rows, *egress_row(self._window)]
@@ -319,7 +320,7 @@ class LinkCauses:
         if self._relayed(one) > _RELAYS:
             fix += f"{one.way[0][0]} passes on what others send each other: repair their link. "
         return fix + (
-            f"Send less: a coarser codec (GEOCOMM_CODEC), or local steps; or more than {rate_text(one.rate)} of "
+            f"Send less: a coarser codec (GEOCOMM_CODEC), or local steps; or more than {rate_text(8 * one.rate)} of "
             "egress. geocomm plan says what each would bring."
         )
 
@@ -337,7 +338,7 @@ class LinkCauses:
                     f"{'receive window' if one.by_receiver else 'send buffer'} held data back",
                     f"{one.limited:.0%} of the busy time",
                 ),
-                ("rate while messages were under way", rate_text(one.rate)),
+                ("rate while messages were under way", rate_text(8 * one.rate)),
             ],
             lambda one: (
                 f"Raise net.ipv4.tcp_{'rmem' if one.by_receiver else 'wmem'} at "
@@ -364,7 +365,7 @@ class LinkCauses:
             without,
             lambda one: [
                 ("bytes that TCP sent again", f"{one.lost:.1%}"),
-                ("rate while messages were under way", rate_text(one.rate)),
+                ("rate while messages were under way", rate_text(8 * one.rate)),
                 ("the median message, to the fastest tenth", f"{one.steady:.0%}"),
                 ("of the best that TCP ever delivered", f"{one.use:.0%}" if one.use else "not known"),
                 ("congestion control", self._replay.link(one.way).congestion_control or "not known"),

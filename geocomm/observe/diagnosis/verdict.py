@@ -116,13 +116,3 @@ def headline(verdict: Verdict) -> str:
 def seconds_text(seconds: float) -> str:
     """A time as people write it."""
     return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{seconds * 1e3:.1f} ms"
-
-
-def rate_text(bytes_per_s: float) -> str:
-    """A rate of bytes in bits, as lines are sold."""
-    return f"{8 * bytes_per_s / 1e6:.1f} Mbit/s"
-
-
-def bytes_text(count: float) -> str:
-    """A size."""
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"

@@ -11,7 +11,7 @@ import resource
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -245,8 +245,8 @@ def _kernels(gpus: Sequence[Gpu], torch_cuda: str, build: BuildFacts) -> Finding
         older = _names([gpu for gpu in gpus if gpu.capability < LEAST_CAPABILITY])
         if older:
             least = ".".join(map(str, LEAST_CAPABILITY))
-            fix = f"build without them: {_REBUILD.replace('=on', '=off')} in geocomm's source tree"
-            return Finding(name, f"need compute capability {least}: not for {', '.join(older)}", State.BAD, fix)
+            fix = f"use GPUs of compute capability {least} or later; for others the CPU compresses, to the same bytes"
+            return Finding(name, f"in this build, but not for {', '.join(older)}", State.WARNING, fix)
         return Finding(name, "in this build", State.OK)
     value = f"not in this build{f': {build.why_no_cuda}' if build.why_no_cuda else ''}"
     if not gpus:
@@ -256,6 +256,24 @@ def _kernels(gpus: Sequence[Gpu], torch_cuda: str, build: BuildFacts) -> Finding
         "the CPU compresses what GPUs send, and wait() blocks the host"
     )
     return Finding(name, value, State.WARNING, fix)
+
+
+def has_kernels_for(gpus: Sequence[Gpu], build: BuildFacts | None) -> bool:
+    """Whether every one of them can run the kernels of this build."""
+    runs = all(gpu.capability >= LEAST_CAPABILITY for gpu in gpus)
+    return bool(gpus) and runs and build is not None and build.cuda_kernels
+
+
+def coding_finding(places: Mapping[str, int | None], *, in_batches: bool) -> Finding:
+    """Where collectives of CUDA tensors are coded: by codec, from how many bytes on the GPU is sooner; None: never."""
+    named: dict[str, list[str]] = {}
+    for codec, least in places.items():
+        on = "on the host" if least is None else f"on the GPU{f' from {least / _MIB:.1f} MiB on' if least else ''}"
+        named.setdefault(on, []).append(codec)
+    value = "; ".join(f"{on}: {', '.join(codecs)}" for on, codecs in named.items())
+    if in_batches:
+        return Finding("coded sooner", value, State.NOTE)
+    return Finding("coded sooner", f"{value} (heeded with GEOCOMM_GPU_BATCHES=1 alone)", State.NOTE)
 
 
 def _names(gpus: Sequence[Gpu]) -> Counter[str]:

@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geocomm.core.installation import build_facts
-from geocomm.core.options import Options
+from geocomm.core.options import Options, codec_threads
 from geocomm.observe.doctor.doctor_machine import (
     Finding,
     State,
     buffer_findings,
+    coding_finding,
     congestion_findings,
     file_findings,
     gpu_findings,
     gpus_of_torch,
+    has_kernels_for,
     key_exchange_finding,
     keys_findings,
     listen_findings,
@@ -46,7 +48,7 @@ class Examination:
 def examine(question: Examination) -> Iterator[Finding]:
     """All that can be seen without a peer."""
     options = question.options
-    yield from version_findings(question.proc)
+    yield from version_findings(question.proc, options)
     congestion_control = usable_congestion_control()
     yield from congestion_findings(congestion_control, question.proc)
     streams = streams_of(options.streams, congestion_control)
@@ -58,8 +60,8 @@ def examine(question: Examination) -> Iterator[Finding]:
     yield from keys_findings(question.keys, options.site, insecure=options.security == "insecure")
 
 
-def version_findings(proc: Path) -> Iterator[Finding]:
-    """Versions of what must fit together."""
+def version_findings(proc: Path, options: Options) -> Iterator[Finding]:
+    """Versions of what must fit together, and what GPUs do."""
     found = versions(proc)
     for name, value in found.items():
         yield Finding(name, value or "none", State.NOTE)
@@ -73,7 +75,20 @@ def version_findings(proc: Path) -> Iterator[Finding]:
     else:
         yield Finding("native module", "loads", State.OK)
         yield key_exchange_finding()
-    yield from gpu_findings(gpus_of_torch(), found["CUDA"], found["NVIDIA driver"], build_facts())
+    gpus, build = gpus_of_torch(), build_facts()
+    yield from gpu_findings(gpus, found["CUDA"], found["NVIDIA driver"], build)
+    if has_kernels_for(gpus, build):
+        yield _coding_finding(options)
+
+
+def _coding_finding(options: Options) -> Finding:
+    import torch
+
+    from geocomm.core.environment import gpu_batches
+    from geocomm.group.planning.coding_place import measured_places
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    return coding_finding(measured_places(device, codec_threads(options)), in_batches=gpu_batches())
 
 
 def versions(proc: Path = Path("/proc")) -> dict[str, str]:

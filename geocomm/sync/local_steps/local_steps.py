@@ -27,8 +27,7 @@ from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.inner_optimizers import InnerOptimizers
 from geocomm.sync.local_steps.model.living_wrappers import require_ddp_in_site, require_no_fsdp1
 from geocomm.sync.local_steps.model.parameter_view import ParameterView
-from geocomm.sync.local_steps.model.parameter_views_fsdp import ShardedParameters
-from geocomm.sync.local_steps.model.parameter_views_plain import PlainParameters
+from geocomm.sync.local_steps.model.parameter_views_torch import PlainParameters, ShardedParameters
 from geocomm.sync.local_steps.model.parameter_views_zero import engine_view
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.resolved_settings import ResolvedSettings

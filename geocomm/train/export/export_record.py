@@ -13,7 +13,7 @@ from geocomm.core.bad_input import BadInput
 RECORD = "export.json"
 """The record's name in the folder. It is written last, so a folder that has it is whole."""
 
-Format = Literal["hf", "onnx", "gguf"]
+Format = Literal["hf", "onnx", "gguf"]  # gguf: of versions up to 0.3
 Dtype = Literal["fp32", "bf16", "fp16"]
 
 

@@ -1,6 +1,6 @@
 """`geocomm export`: from what a training saved to a folder of a format, which is loaded again and compared.
 
-ONNX and GGUF are made from a Hugging Face folder.
+ONNX is made from a Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -189,48 +189,39 @@ def export_hf(path: Path, out: Path, given: Given, dtype: Dtype | None, verify: 
         return finish_folder(folder, record, files)
 
 
-def export_converted(
-    path: Path, out: Path, given: Given, kind: Literal["onnx", "gguf"], dtype: Dtype | None, verify: int, say: Say
-) -> ExportRecord:
-    """Write `kind` as `export_hf` does; `path` may also be a Hugging Face folder of geocomm, or a run that has one.
+def export_onnx(path: Path, out: Path, given: Given, dtype: Dtype | None, verify: int, say: Say) -> ExportRecord:
+    """As `export_hf`, for ONNX; `path` may also be a Hugging Face folder of geocomm, or a run that has one.
 
     Raises BadInput; `out` then is as it was.
     """
-    if kind == "onnx" and dtype not in (None, "fp32"):
+    if dtype not in (None, "fp32"):
         raise BadInput(f"--format onnx has weights of fp32, not {dtype}: leave out --dtype")
-    with new_folder(out) as folder:
-        wanted: Dtype | None = "fp32" if kind == "onnx" else dtype
-        with _hf_folder(path, folder, given, wanted, verify, say) as (hf_folder, made):
-            if kind == "onnx":
-                need_packages(kind, "onnx", "onnxscript", "onnxruntime")
-                from geocomm.train.export.onnx_export import write_onnx
+    need_packages("onnx", "onnxscript", "onnxruntime")
+    with new_folder(out) as folder, _hf_folder(path, folder, given, verify, say) as (hf_folder, made):
+        from geocomm.train.export.onnx_export import write_onnx
 
-                facts = write_onnx(hf_folder, folder, verify, say)
-                changes: dict[str, Any] = {"dtype": "fp32", "verify": None}
-                if verify:
-                    changes["verify"] = Verification(
-                        sequences=facts.sequences,
-                        held_out=False,
-                        max_logit_difference=facts.largest_difference,
-                        argmax_equal=facts.positions_argmax_equal == facts.positions,
-                    )
-            else:
-                need_packages(kind, "gguf")
-                from geocomm.train.export.gguf_file import write_gguf
-
-                written = wanted or made.dtype
-                write_gguf(hf_folder, folder, written, verify, say)
-                changes = {"dtype": written, "verify": None}  # the file was read back, but nothing ran it
-        # The loss was computed with the Hugging Face folder.
-        held_out = made.held_out and made.held_out.model_copy(update={"loss": None})
-        return finish_folder(folder, made.model_copy(update={"format": kind, "held_out": held_out, **changes}), {})
+        facts = write_onnx(hf_folder, folder, verify, say)
+        verified = Verification(
+            sequences=facts.sequences,
+            held_out=False,
+            max_logit_difference=facts.largest_difference,
+            argmax_equal=facts.positions_argmax_equal == facts.positions,
+        )
+        changes: dict[str, Any] = {
+            "format": "onnx",
+            "dtype": "fp32",
+            "verify": verified if verify else None,
+            # The loss was computed with the Hugging Face folder.
+            "held_out": made.held_out and made.held_out.model_copy(update={"loss": None}),
+        }
+        return finish_folder(folder, made.model_copy(update=changes), {})
 
 
-def need_packages(format_: str, *packages: str) -> None:
+def need_packages(*packages: str) -> None:
     """Raises BadInput that names those of `packages` which cannot be imported, and how to install them."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise BadInput(f"--format {format_} needs {', '.join(missing)}: {install_command('export')}")
+        raise BadInput(f"--format onnx needs {', '.join(missing)}: {install_command('export')}")
 
 
 def _copy_exported(exported: Path, out: Path, given: Given, dtype: Dtype | None) -> ExportRecord:
@@ -268,16 +259,14 @@ def _copy_exported(exported: Path, out: Path, given: Given, dtype: Dtype | None)
 
 
 @contextlib.contextmanager
-def _hf_folder(
-    path: Path, beside: Path, given: Given, dtype: Dtype | None, verify: int, say: Say
-) -> Generator[tuple[Path, ExportRecord]]:
-    """The Hugging Face folder that is there, or one that is made for the block."""
+def _hf_folder(path: Path, beside: Path, given: Given, verify: int, say: Say) -> Generator[tuple[Path, ExportRecord]]:
+    """The Hugging Face folder that is there, or one of fp32 that is made for the block."""
     found = find_weights(path)
     if found.kind == "exported":
         yield found.path, read_hf_record(found.path)
         return
     with tempfile.TemporaryDirectory(prefix=f"{beside.name}-hf", dir=beside.parent) as made:
-        yield Path(made), export_hf(path, Path(made), given, dtype, verify, say)
+        yield Path(made), export_hf(path, Path(made), given, "fp32", verify, say)
 
 
 def _text(source: ExportSource, say: Say) -> tuple[HeldOutText | None, str | None]:

@@ -36,9 +36,8 @@ prompt = tokenizer("A function is", return_tensors="pt", add_special_tokens=Fals
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50)[0]))
 ```""",
     "onnx": """Load `model.onnx` with ONNX Runtime. The input `input_ids` has the shape (batch, length).""",
-    "gguf": """Load `model.gguf` with llama.cpp: `llama-cli -m FOLDER/model.gguf -p "A function is" -n 50`.""",
 }
-_LIBRARY = {"hf": "transformers", "onnx": "onnx", "gguf": "gguf"}
+_LIBRARY = {"hf": "transformers", "onnx": "onnx"}
 
 
 def model_card(record: ExportRecord) -> str:

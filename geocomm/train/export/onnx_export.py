@@ -88,7 +88,7 @@ def _check_size(config: PreTrainedConfig) -> None:
     if experts > MOST_EXPERTS:
         raise BadInput(
             f"--format onnx: the graph would hold {experts} experts, each by itself; the most is {MOST_EXPERTS}. "
-            "Use --format hf or gguf"
+            "Use --format hf"
         )
 
 

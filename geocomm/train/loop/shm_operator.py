@@ -1,10 +1,9 @@
-"""DeepSpeed's operator deepspeed_shm_comm, which is compiled at its first use on a machine.
+"""DeepSpeed's operator deepspeed_shm_comm, which is compiled at its first use on a machine: by `make build`, or by the
+first `geocomm train`.
 
 DeepSpeed compiles it silently, in one to three minutes. Meanwhile torch keeps a file `lock` beside the result
 (torch.utils.file_baton). A process that is killed leaves that file behind, and every later one waits for it for ever.
-
-`load_operator` compiles under a lock of the kernel's instead, which ends with its owner. Its holder may remove
-torch's file once no process has it open. It says what it does, and DeepSpeed finds the operator loaded afterwards.
+So `load_operator` compiles under a lock of the kernel's, which ends with its owner, and removes torch's.
 
 Run as a program, this compiles the operator ahead of time: python -m geocomm.train.loop.shm_operator
 
@@ -14,32 +13,24 @@ It uses private parts of torch and DeepSpeed; checked with torch 2.13 and DeepSp
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import shutil
 import sys
 import sysconfig
-import threading
-import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 from geocomm.core.bad_input import EXIT_BAD_INPUT, BadInput
+from geocomm.core.file_systems import FolderInUseError, held_by_one
 from geocomm.core.message_log import tell
-from geocomm.core.patience import Waiting
+from geocomm.core.patience import said_while
 
 NAME = "deepspeed_shm_comm"
 Say = Callable[[str], None]
 
-_SAY_EVERY_S = 15.0
-_POLL_S = 0.25
-# torch closes its lock and removes it a moment later: a lock that nobody has open may be removed only after this time.
-_CLOSED_FOR_S = 1.0
-# What goes on in the folder after the process that started it was killed.
-_BUILD_TOOLS = frozenset({"ninja", "ccache", "c++", "g++", "clang++", "cc1plus", "as", "collect2", "ld"})
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+_LIMIT_S = 900.0
+"""How long to wait for another process that compiles it."""
 
 
 def load_operator(say: Say) -> None:
@@ -47,8 +38,7 @@ def load_operator(say: Say) -> None:
 
     Where there is no compiler, DeepSpeed does without: it reduces between ranks of one machine by torch's backend.
 
-    `say` gets a line when it compiles or waits, and every 15 s until that is over. Raises BadInput if it cannot be
-    compiled.
+    `say` gets a line when it compiles, and when it waits for long. Raises BadInput if it cannot be compiled.
     """
     _build_inside_environment()
     os.environ["PATH"] = _search_path()
@@ -65,14 +55,20 @@ def load_operator(say: Say) -> None:
         deepspeed.ops.__compatible_ops__[NAME] = False
         return
     folder = Path(_get_build_directory(NAME, verbose=False))
-    with build_guard(folder, say), _saying(folder, say):
-        try:
+    if not (folder / f"{NAME}.so").exists():
+        say(f"compiles DeepSpeed's operator {NAME} for this torch, once on this machine: one to three minutes")
+    try:
+        with build_guard(folder, say):
             builder.load(verbose=False)
-        except (RuntimeError, OSError) as error:
-            raise BadInput(
-                f"DeepSpeed's operator {NAME} cannot be built in {folder}: {_reason(error)}; it needs g++ and "
-                f"Python's headers, and `{Path(sys.executable).name} -m {__spec__.name}` shows the whole output"
-            ) from error
+    except FolderInUseError as error:
+        raise BadInput(
+            f"{error} has compiled DeepSpeed's operator in {folder} for 15 minutes: wait, or end it"
+        ) from None
+    except (RuntimeError, OSError) as error:
+        raise BadInput(
+            f"DeepSpeed's operator {NAME} cannot be built in {folder}: {_reason(error)}; it needs g++ and "
+            f"Python's headers, and `{Path(sys.executable).name} -m {__spec__.name}` shows the whole output"
+        ) from error
 
 
 def _missing() -> str:
@@ -105,106 +101,12 @@ def _build_inside_environment() -> None:
 
 @contextlib.contextmanager
 def build_guard(folder: Path, say: Say) -> Generator[None]:
-    """Let one process at a time build with torch in `folder`; it finds no lock without an owner.
-
-    Waits for the others, and for builds that were started without this guard.
-    """
-    with (folder / "geocomm.lock").open("a+") as guard:
-        if _lock(guard.fileno(), folder, say):
-            guard.truncate(0)
-            guard.write(str(os.getpid()))
-            guard.flush()
-            _await_lock(folder, say)
+    """Let one process at a time build with torch in `folder`, and tell of a long wait. It finds no lock of torch's:
+    whose that was has ended."""
+    waiting = said_while(say, lambda: f"DeepSpeed's operator to be compiled in {folder}")
+    with waiting, held_by_one(folder / "geocomm.lock", _LIMIT_S):
+        (folder / "lock").unlink(missing_ok=True)
         yield
-
-
-def _lock(guard: int, folder: Path, say: Say) -> bool:
-    """Wait for the lock of the kernel's; whether this file system has any."""
-    waiting = Waiting(say)
-    while True:
-        try:
-            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = (folder / "geocomm.lock").read_text() or "unknown"
-            waiting.tell(lambda owner=owner: f"process {owner}, which builds DeepSpeed's operator in {folder}")
-            time.sleep(_POLL_S)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            return False
-        else:
-            return True
-
-
-def _await_lock(folder: Path, say: Say) -> None:
-    """Wait until no build has torch's lock in `folder`, and remove one that has no owner."""
-    lock = folder / "lock"
-    waiting = Waiting(say)
-    closed_since: float | None = None
-    while True:
-        try:
-            foreign = os.geteuid() not in (0, lock.stat().st_uid)
-        except FileNotFoundError:
-            return
-        builders = builders_in(folder)
-        if builders or foreign:
-            closed_since = None
-            whom = f"process {builders[0]}" if builders else "a process of another user"
-            hint = "" if builders else f"; if there is none, remove {lock}"
-            said = f"{whom}, which builds DeepSpeed's operator in {folder}{hint}"
-            waiting.tell(lambda said=said: said)
-        elif closed_since is None:
-            closed_since = time.monotonic()
-        elif time.monotonic() - closed_since >= _CLOSED_FOR_S:
-            lock.unlink(missing_ok=True)
-            say(f"removed {lock}: the build that left it was ended")
-            return
-        time.sleep(_POLL_S)
-
-
-def builders_in(folder: Path) -> list[int]:
-    """Processes of this machine that have torch's lock in `folder` open, or compile there. Sees those that it may."""
-    found = []
-    resolved = folder.resolve()
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal() and int(process.name) != os.getpid():
-            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                tool = (process / "comm").read_text().strip() in _BUILD_TOOLS
-                if (tool and (process / "cwd").readlink() == resolved) or _has_open(process, resolved / "lock"):
-                    found.append(int(process.name))
-    return sorted(found)
-
-
-def _has_open(process: Path, file: Path) -> bool:
-    for descriptor in (process / "fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if descriptor.readlink() == file:
-                return True
-    return False
-
-
-@contextlib.contextmanager
-def _saying(folder: Path, say: Say) -> Generator[None]:
-    """Say that the operator is compiled in `folder`, and how long that has taken, until the context ends."""
-    began = time.monotonic()
-    over = threading.Event()
-    first = not (folder / f"{NAME}.so").exists()
-    if first:
-        say(f"compiles DeepSpeed's operator {NAME} for this torch, once on this machine: one to three minutes")
-
-    def remind() -> None:
-        while not over.wait(_SAY_EVERY_S):
-            say(f"still builds DeepSpeed's operator {NAME} ({time.monotonic() - began:.0f} s so far)")
-
-    thread = threading.Thread(target=remind, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-    if first:
-        say(f"compiled DeepSpeed's operator {NAME} in {time.monotonic() - began:.0f} s")
 
 
 def _reason(error: BaseException) -> str:

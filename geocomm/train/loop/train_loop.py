@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 
-from geocomm.core.environment import codec_name
+from geocomm.core.options import from_environment
 from geocomm.core.units import count_text
 from geocomm.data.corpus.packing import Sequences
 from geocomm.data.site_deals import SiteLeft
@@ -305,7 +305,7 @@ def effective_codec(config: RunConfig) -> str | None:
     """The codec of traffic between sites; None where the backend has none."""
     if config.distributed.backend != "geocomm":
         return None
-    return config.distributed.codec or codec_name()
+    return config.distributed.codec or from_environment("codec")
 
 
 def _held_out_loss(

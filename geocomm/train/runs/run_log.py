@@ -188,7 +188,7 @@ class _ProgressBar:
     def __init__(self, total: int, done: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from geocomm.core.plain_console import plain_console
+        from geocomm.core.console import plain_console
 
         self._progress = Progress(
             TextColumn("training"),

@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 
 
 class Format(enum.StrEnum):
-    """What `geocomm export` writes."""
+    """What a folder has: `geocomm export` wrote it, or llama.cpp's converter (GGUF)."""
 
     HF = "hf"
     ONNX = "onnx"
@@ -192,7 +192,7 @@ def choose_engine(asked: Engine, folder: ModelFolder, python: str, *, asks_key: 
         raise BadInput(f"{asked} needs {', '.join(sorted(lacking))}: {how}")
     if asks_key and asked is Engine.TRANSFORMERS:
         raise BadInput(
-            f"{asked} asks for no key: serve with --engine {Engine.VLLM}, or a GGUF folder with {Engine.LLAMA_CPP}; or "
+            f"{asked} asks for no key: serve with --engine {Engine.VLLM}, or a GGUF file with {Engine.LLAMA_CPP}; or "
             "leave out --host and --api-key-file, and put a reverse proxy before it that asks for one"
         )
     return asked

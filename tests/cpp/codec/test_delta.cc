@@ -8,6 +8,7 @@
 
 #include "codec/delta/delta.h"
 #include "codec_cases.h"
+#include "core/cpu.h"
 #include "core/executor.h"
 
 namespace geocomm::codec {
@@ -79,6 +80,25 @@ TEST_P(Delta, test_values_come_out_bit_for_bit_however_many_changed) {
       }
     }
   }
+}
+
+TEST_P(Delta, test_every_cpu_level_makes_the_same_bytes) {
+  const DType dtype = GetParam();
+  const core::CpuLevel before = core::cpu_level();
+  for (const auto elements : std::initializer_list<std::size_t>{1, 63, 64, 65, 1000, 2 * kBlock + 77}) {
+    const Bytes base = weights(dtype, elements);
+    for (const auto every : std::initializer_list<std::size_t>{1, 2, 30, 100000}) {
+      const Bytes values = changed(base, dtype, every, every % 4 == 2);
+      ASSERT_TRUE(core::force_cpu_level(core::CpuLevel::Scalar).is_ok());
+      const Bytes reference = delta_of(dtype, base, values);
+      for (const core::CpuLevel level : core::cpu_levels()) {
+        ASSERT_TRUE(core::force_cpu_level(level).is_ok());
+        EXPECT_TRUE(delta_of(dtype, base, values) == reference)
+            << elements << " elements at " << core::to_string(level);
+      }
+    }
+  }
+  ASSERT_TRUE(core::force_cpu_level(before).is_ok());
 }
 
 TEST_P(Delta, test_blocks_of_all_forms_lie_side_by_side) {

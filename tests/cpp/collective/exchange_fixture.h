@@ -187,4 +187,9 @@ inline std::vector<StripeData> scatter_stripes(const Topology& topology, const R
   return stripes;
 }
 
+// Of so many bytes each, whatever the codec.
+inline FrameOptions groups_of(std::size_t bytes, bool places_on_arrival = true) {
+  return {[bytes](const codec::CodecSpec&) { return bytes; }, places_on_arrival};
+}
+
 }  // namespace geocomm::collective::testing

@@ -166,7 +166,7 @@ Status reduce_by_frames(
   auto frames = exchange.plan_frames(context, op, stripes, memory, options);
   if (!frames.is_ok()) return frames.status();
   once_planned();
-  EXPECT_EQ(frames->plan->groups > 1, options.group_bytes != FrameOptions{}.group_bytes);
+  EXPECT_EQ(frames->plan->groups > 1, static_cast<bool>(options.group_bytes));
   Accelerator accelerator(*frames->plan, stripes, context.dtype);
   GEOCOMM_RETURN_IF_ERROR(frames->run(accelerator));
   accelerator.finish();
@@ -203,7 +203,7 @@ TEST_P(ExchangeFrames, all_reduce_gives_the_bits_of_reduce_whichever_ranks_use_i
               const bool by_frames = which >= 2 || (which == 1 && rank % 2 == 1);
               // Of others than its peers have.
               FrameOptions options;
-              if (which == 3) options = {rank % 2 == 0 ? std::size_t{1500} : 4000, true};
+              if (which == 3) options = groups_of(rank % 2 == 0 ? 1500 : 4000);
               return by_frames ? reduce_by_frames(group.exchange(rank), context, op, stripes, options)
                                : group.exchange(rank).reduce(context, op, stripes);
             }));
@@ -294,7 +294,7 @@ double most_memory(const char* codec, Way way, double scale) {
     const auto context = context_of(OpKind::AllReduce, 1, DType::Float32, kElements);
     core::BufferPool memory(0);
     const Status status =
-        reduce_by_frames(group.exchange(rank), context, ReduceOp::Avg, stripes, {kElements, true}, memory);
+        reduce_by_frames(group.exchange(rank), context, ReduceOp::Avg, stripes, groups_of(kElements), memory);
     most[static_cast<std::size_t>(rank)] =
         static_cast<double>(memory.usage().most_asked_bytes) / (4.0 * static_cast<double>(kElements));
     return status;
@@ -334,7 +334,8 @@ TEST(ExchangeFramesErrors, no_room_for_a_frame_that_comes_ends_the_operation) {
                                 },
                                 core::heap_memory().free});
     const auto context = context_of(OpKind::AllReduce, 1, DType::Float32, kElements, Deadline::after(2s));
-    return reduce_by_frames(group.exchange(rank), context, ReduceOp::Sum, stripes, {kElements, true}, memory);
+    return reduce_by_frames(group.exchange(rank), context, ReduceOp::Sum, stripes, groups_of(kElements),
+                            memory);
   });
   EXPECT_FALSE(results[0].is_ok());
   EXPECT_NE(results[0].code(), StatusCode::Timeout) << results[0].to_string();
@@ -351,7 +352,8 @@ TEST(ExchangeFrames, test_groups_have_so_many_bytes_and_are_eight_at_most) {
                                       {std::size_t{3} << 19, 1u},
                                       {std::size_t{1} << 18, 4u},
                                       {std::size_t{1} << 15, 8u}}) {
-    auto frames = group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory, {bytes});
+    auto frames =
+        group.exchange(0).plan_frames(context, ReduceOp::Sum, stripes, memory, groups_of(bytes, false));
     ASSERT_TRUE(frames.is_ok());
     EXPECT_EQ(frames->plan->groups, groups) << bytes;
     std::vector<std::size_t> chunks(groups);

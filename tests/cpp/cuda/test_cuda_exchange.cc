@@ -57,8 +57,7 @@ class DeviceRank final : public FrameMaker {
   }
 
   Status reduce() {
-    constexpr std::size_t kGroupBytes = 2400;
-    auto frames = exchange_.plan_frames(context_, op_, stripes_, pool_, {kGroupBytes, true});
+    auto frames = exchange_.plan_frames(context_, op_, stripes_, pool_, groups_of(2400));
     GEOCOMM_RETURN_IF_ERROR(frames.status());
     const std::shared_ptr<const FramePlan>& plan = frames->plan;
     feedback_.decay = context_.caller->decay;

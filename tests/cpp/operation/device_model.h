@@ -31,13 +31,14 @@ class DeviceModel final : public StreamDriver {
   DeviceModel& operator=(const DeviceModel&) = delete;
 
   Stream create_stream() override {
-    if (refuses()) return nullptr;
+    if (refuses_memory()) return nullptr;
     std::lock_guard lock(mutex_);
+    if (streams_.size() >= most_streams) return nullptr;
     streams_.push_back(std::make_unique<FakeStream>(FakeStream{streams_.size() % queues_.size(), {}}));
     return streams_.back().get();
   }
   std::byte* allocate_pinned(std::size_t bytes) override {
-    if (refuses()) return nullptr;
+    if (refuses_memory()) return nullptr;
     std::lock_guard lock(mutex_);
     if (pinned_bytes_ + bytes > most_pinned) return nullptr;
     auto* const memory = core::heap_memory().allocate(bytes);
@@ -115,12 +116,21 @@ class DeviceModel final : public StreamDriver {
   bool refuses_writes = false;
   bool is_broken = false;
   std::atomic<std::size_t> most_pinned = ~std::size_t{0};
+  std::atomic<std::size_t> most_streams = ~std::size_t{0};
   std::atomic<int> freed_under_work = 0;  // which may never end: a gate may be what it stands at
 
   // One call of the driver, of whatever kind: whether it is the one that is refused.
   bool refuses() { return calls_until_refusal >= 0 && calls_until_refusal-- == 0; }
+  // That call asked for a stream or for memory.
+  std::atomic<bool> refused_memory = false;
 
  private:
+  bool refuses_memory() {
+    const bool refused = refuses();
+    if (refused) refused_memory = true;
+    return refused;
+  }
+
   struct FakeStream {
     std::size_t queue;
     Done running;  // nullptr: nothing is

@@ -58,9 +58,10 @@ struct ModelRank {
   OperationPtr issue(
       InnerUse inner, std::function<void(StreamDriver::Stream)> pre = nullptr,
       std::function<void(StreamDriver::Stream)> post = nullptr, const std::function<void()>& submit = [] {}) {
-    const auto operation = StreamOperation::create({}, core::Deadline::after(std::chrono::seconds(20)), group,
-                                                   std::make_shared<StreamLease>(streams), inner,
-                                                   [](const std::function<void()>& run) { run(); });
+    const auto soon = core::Deadline::after(std::chrono::seconds(20));
+    const auto operation =
+        StreamOperation::create({}, soon, group, std::make_shared<StreamLease>(streams, soon), inner,
+                                [](const std::function<void()>& run) { run(); });
     const auto stream = operation->stream();
     Steps steps;
     steps.pre = [this, stream, pre = std::move(pre)] {

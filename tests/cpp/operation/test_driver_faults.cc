@@ -1,5 +1,5 @@
 // Every call of a device's driver is refused once in turn, over operations that share streams: each of these
-// ends, with an error or without.
+// ends, with an error or without. Without one where what was refused is memory or a stream.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -36,11 +36,11 @@ struct RefusedGroup final : OperationGroup {
 struct RefusedRun {
   int errors = 0;
   bool reached = false;  // so many calls
+  bool was_memory = false;
 };
 
 RefusedRun run_with_refusal(int calls_before) {
   DeviceModel device(2);
-  device.calls_until_refusal = calls_before;
   std::atomic<bool> stop{false};
   std::thread moves([&] {
     while (!stop) {
@@ -50,6 +50,9 @@ RefusedRun run_with_refusal(int calls_before) {
   RefusedRun run;
   {
     DeviceStreams streams(device);
+    // As when the device is first used (cuda_streams()).
+    EXPECT_NE(StreamLease(streams, core::Deadline::after(20s)).stream(), nullptr);
+    device.calls_until_refusal = calls_before;
     core::GrowingExecutor executor("refused");
     HostLane host(executor);
     StreamLane lane(host);
@@ -58,7 +61,11 @@ RefusedRun run_with_refusal(int calls_before) {
     std::vector<std::future<void>> tells;
     for (const InnerUse inner :
          {InnerUse::First, InnerUse::Beside, InnerUse::FirstAndLast, InnerUse::First}) {
-      const auto lease = std::make_shared<StreamLease>(streams);
+      const auto lease = std::make_shared<StreamLease>(streams, core::Deadline::after(20s));
+      if (lease->stream() == nullptr) {  // there is nothing that could end
+        ++run.errors;
+        continue;
+      }
       // As torch: it throws where the driver refuses.
       const auto called = [&device] {
         if (device.refuses()) throw std::runtime_error("refused");
@@ -68,10 +75,6 @@ RefusedRun run_with_refusal(int calls_before) {
                                                        called();
                                                        run();
                                                      });
-      if (!operation) {  // there is nothing that could end
-        ++run.errors;
-        continue;
-      }
       const auto* const stream = operation->stream();
       const auto told = std::make_shared<std::promise<void>>();
       tells.push_back(told->get_future());
@@ -90,6 +93,11 @@ RefusedRun run_with_refusal(int calls_before) {
                                 device.launch(const_cast<StreamDriver::Stream>(stream), [] {});
                               };
                               StreamOperation::current()->set_middle({3, copy});
+                              // Where there are none, the host takes it.
+                              try {
+                                (void)StreamOperation::current()->pinned().acquire(5000);
+                              } catch (const std::bad_alloc&) {
+                              }
                               if (inner != InnerUse::Beside)
                                 StreamOperation::current()->set_pieces({3, copy, copy});
                             },
@@ -124,6 +132,7 @@ RefusedRun run_with_refusal(int calls_before) {
           << "nobody was told after call " << calls_before;
     }
     run.reached = device.calls_until_refusal < 0;
+    run.was_memory = device.refused_memory;
   }
   stop = true;
   moves.join();
@@ -133,14 +142,20 @@ RefusedRun run_with_refusal(int calls_before) {
 TEST(DriverFaults, test_each_call_that_is_refused_ends_every_operation) {
   int calls = 0;
   int errors = 0;
+  int of_memory = 0;
   for (;; ++calls) {
     const RefusedRun run = run_with_refusal(calls);
     errors += run.errors > 0 ? 1 : 0;
+    if (run.was_memory) {
+      ++of_memory;
+      EXPECT_EQ(run.errors, 0) << "after call " << calls;
+    }
     if (run.reached) continue;
     EXPECT_EQ(run.errors, 0);
     break;
   }
   EXPECT_GT(calls, 50);
+  EXPECT_GT(of_memory, 3);
   EXPECT_GT(errors, calls / 2);
 }
 

@@ -224,8 +224,9 @@ class StreamLaneTest : public OperationTest {
   }
   std::shared_ptr<Given<StreamOperation>> give(InnerUse inner, Steps steps) {
     auto given = std::make_shared<Given<StreamOperation>>();
-    given->operation = StreamOperation::create({"all_reduce", 3}, Deadline::after(kPatience), group_,
-                                               std::make_shared<StreamLease>(streams_), inner,
+    const auto late = Deadline::after(kPatience);
+    given->operation = StreamOperation::create({"all_reduce", 3}, late, group_,
+                                               std::make_shared<StreamLease>(streams_, late), inner,
                                                [](const std::function<void()>& run) { run(); });
     given->operation->set_steps(std::move(steps));
     given->operation->on_done(

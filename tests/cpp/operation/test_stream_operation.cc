@@ -86,8 +86,8 @@ TEST_F(StreamOperationTest, test_stream_operation_codes_groups_beside_the_exchan
     const auto operation = rank_.issue(InnerUse::First, [&](StreamDriver::Stream stream) {
       StreamOperation::current()->set_middle(
           {kGroups, [&, stream](std::uint32_t group) { kernel(stream, "sum ", group); }});
-      ASSERT_TRUE(StreamOperation::current()->set_pieces(
-          {kGroups, [&, stream](std::uint32_t group) { kernel(stream, "make ", group); }, nullptr}));
+      StreamOperation::current()->set_pieces(
+          {kGroups, [&, stream](std::uint32_t group) { kernel(stream, "make ", group); }, nullptr});
     });
     if (is_used) rank_.wait(operation);
     for (std::uint32_t group = 0; group < kGroups; ++group) {
@@ -186,19 +186,86 @@ TEST_F(StreamOperationTest, test_stream_operation_on_a_broken_device_ends_with_t
 }
 
 TEST_F(StreamOperationTest, test_stream_signal_let_go_before_it_was_given_does_not_disturb_the_next) {
+  std::set<StreamDriver::Stream> spoiled;
   for (int i = 0; i < 3; ++i) {  // their words are still to be written
-    auto signal = StreamSignal::create(rank_.streams);
-    ASSERT_TRUE(signal->enqueue(rank_.compute));
+    const StreamLease lease(rank_.streams, soon());
+    StreamSignal signal(lease, StreamWord::Finish);
+    ASSERT_TRUE(signal.enqueue());
+    EXPECT_TRUE(spoiled.insert(lease.stream()).second);
   }
+  std::vector<std::unique_ptr<StreamLease>> leases;
   std::vector<std::unique_ptr<StreamSignal>> later;
-  const auto stream = rank_.device.create_stream();
   for (int i = 0; i < 300; ++i) {
-    later.push_back(StreamSignal::create(rank_.streams));
-    ASSERT_TRUE(later.back()->enqueue(stream));
+    leases.push_back(std::make_unique<StreamLease>(rank_.streams, soon()));
+    EXPECT_FALSE(spoiled.contains(leases.back()->stream()));
+    later.push_back(std::make_unique<StreamSignal>(*leases.back(), StreamWord::Finish));
+    ASSERT_TRUE(later.back()->enqueue());
     EXPECT_FALSE(later.back()->is_given());
   }
   rank_.device.advance();
   for (const auto& signal : later) EXPECT_TRUE(signal->is_given());
+}
+
+// The driver gives one operation what it needs, and no other. Works of those that have ended are still held.
+TEST_F(StreamOperationTest, test_stream_operations_share_what_the_driver_has_and_all_succeed) {
+  rank_.device.most_streams = 2;  // the program's, and one
+  const std::jthread device([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      if (!rank_.device.advance()) std::this_thread::sleep_for(50us);
+    }
+  });
+  core::GrowingExecutor executor("test");
+  HostLane host(executor);
+  StreamLane lane(host);
+  std::vector<OperationPtr> operations;
+  std::vector<std::future<std::exception_ptr>> ends;
+  for (int i = 0; i < 20; ++i) {
+    const auto lease = std::make_shared<StreamLease>(rank_.streams, soon());
+    ASSERT_NE(lease->stream(), nullptr);
+    operations.push_back(StreamOperation::create({}, soon(), rank_.group, lease, InnerUse::First,
+                                                 [](const std::function<void()>& run) { run(); }));
+    operations.back()->set_steps({nullptr, [] { return Status::ok(); }, [] {}});
+    const auto end = std::make_shared<std::promise<std::exception_ptr>>();
+    ends.push_back(end->get_future());
+    operations.back()->on_done([end](const std::exception_ptr& error) { end->set_value(error); });
+    lane.submit(operations.back(), Runs::InOrder);
+  }
+  for (auto& end : ends) EXPECT_EQ(end.get(), nullptr);
+  EXPECT_TRUE(operations.front()->is_finished());
+  // And where none comes back, there is an end to waiting for it.
+  const StreamLease held(rank_.streams, soon());
+  EXPECT_EQ(StreamLease(rank_.streams, Deadline::after(20ms)).stream(), nullptr);
+}
+
+TEST_F(StreamOperationTest, test_stream_operation_without_pinned_memory_copies_back_what_has_come) {
+  std::atomic<int> there{0};  // what the exchange leaves
+  int read = 0;
+  bool next_is_issued = false;
+  const auto operation = rank_.issue(
+      InnerUse::FirstAndLast, [](StreamDriver::Stream) { StreamOperation::current()->wait_for_exchange(); },
+      [&](StreamDriver::Stream) { read = there; });  // when it is enqueued, as a driver reads such memory
+  const auto after = rank_.issue(InnerUse::First);
+  rank_.device.advance();
+  std::thread exchange([&] {
+    std::this_thread::sleep_for(5ms);
+    rank_.issue(InnerUse::First);  // nobody is in its way
+    next_is_issued = true;
+    EXPECT_TRUE(operation
+                    ->run(
+                        [&] {
+                          there = 7;
+                          return Status::ok();
+                        },
+                        soon(), working)
+                    .is_ok());
+  });
+  rank_.order.use(after);
+  exchange.join();
+  EXPECT_EQ(read, 7);
+  EXPECT_TRUE(next_is_issued);
+  EXPECT_TRUE(operation->is_enqueued());
+  rank_.device.advance();
+  EXPECT_EQ(end_of(operation), nullptr);
 }
 
 TEST_F(StreamOperationTest, test_stream_lease_of_ended_operations_serves_the_next_one) {
@@ -224,15 +291,13 @@ TEST_F(StreamOperationTest, test_stream_operation_copies_pieces_beside_the_excha
     const auto operation = rank_.issue(
         InnerUse::First,
         [&](StreamDriver::Stream stream) {
-          ASSERT_TRUE(StreamOperation::current()->set_pieces(
+          StreamOperation::current()->set_pieces(
               {kPieces,
                [&, stream](std::uint32_t i) {
                  // A copy that takes until the piece before has crossed.
                  rank_.device.launch(stream, [] {}, [&, i] { return i <= exchanged; });
                },
-               [&, stream](std::uint32_t i) {
-                 rank_.device.launch(stream, [&, i] { back.push_back(i); });
-               }}));
+               [&, stream](std::uint32_t i) { rank_.device.launch(stream, [&, i] { back.push_back(i); }); }});
         },
         [&](StreamDriver::Stream stream) { rank_.device.launch(stream, [&] { posted = true; }); });
     if (is_used_first) rank_.order.use(operation);
@@ -303,9 +368,9 @@ TEST_F(StreamOperationTest, test_stream_operation_unused_tells_once_its_exchange
     StreamLane lane(host);
     for (const bool fails : {false, true}) {
       const auto issue = [&](std::function<Status()> exchange, StreamOperation::Told over) {
-        const auto operation =
-            StreamOperation::create({}, soon(), rank_.group, std::make_shared<StreamLease>(rank_.streams),
-                                    InnerUse::First, [](const std::function<void()>& run) { run(); });
+        const auto operation = StreamOperation::create(
+            {}, soon(), rank_.group, std::make_shared<StreamLease>(rank_.streams, soon()), InnerUse::First,
+            [](const std::function<void()>& run) { run(); });
         operation->set_steps({nullptr, std::move(exchange), [] {}});
         operation->when_over(std::move(over));
         const auto done = std::make_shared<std::promise<void>>();
@@ -352,19 +417,19 @@ TEST(StreamMemory, test_pinned_memory_serves_again_and_goes_back_once_it_lies_id
   std::size_t words = 0;
   {
     DeviceStreams streams(device, 20ms);
-    EXPECT_NE(streams.take_word().address, nullptr);
+    EXPECT_NE(StreamLease(streams, Deadline::after(20s)).stream(), nullptr);
     words = device.pinned_bytes();
     for (int round = 0; round < 5; ++round) {
       std::vector<std::unique_ptr<StreamLease>> leases;
       std::vector<core::Buffer> frames;
       for (int i = 0; i < 4; ++i) {
-        leases.push_back(std::make_unique<StreamLease>(streams));
+        leases.push_back(std::make_unique<StreamLease>(streams, Deadline::after(20s)));
         frames.push_back(streams.pinned().acquire(kFrames));
       }
       EXPECT_LE(device.pinned_bytes() - words, 4 * (kFrames + kFrames / 8));
     }
     // A kernel is under way on the stream of an operation: what is idle must wait for that.
-    auto lease = std::make_unique<StreamLease>(streams);
+    auto lease = std::make_unique<StreamLease>(streams, Deadline::after(20s));
     bool passed = false;
     device.launch(lease->stream(), nullptr);
     std::this_thread::sleep_for(100ms);

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from support import planned_gradients as planned
-from support.harness import Ranks, hash_of, links_over_b, ranks_fixture
+from support.harness import Ranks, hash_of, links_over_b, ranks_fixture, relayed_bytes
 
 ELEMENTS = 40_009
 """Few enough that all sites send to all others, with the table below and without it: the codec's work is the same."""
@@ -41,12 +41,6 @@ def _group(table: str | None, **more: Any) -> dist.ProcessGroup:
     return dist.new_group(pg_options=geocomm.Options(links=table, **more))
 
 
-def _relayed_bytes() -> int:
-    import geocomm
-
-    return geocomm.stats()["groups"][-1]["relayed_bytes"]
-
-
 def _all_reduce_often(table: str | None, codec: str) -> Reduced:
     group = _group(table)
     backend: Any = group._get_backend(torch.device("cpu"))
@@ -60,7 +54,7 @@ def _all_reduce_often(table: str | None, codec: str) -> Reduced:
         work.wait()
         assert work.feedback()["committed"]
         results.append(tensor)
-    outcome = Reduced(hash_of(*results), hash_of(residual), _relayed_bytes())
+    outcome = Reduced(hash_of(*results), hash_of(residual), relayed_bytes())
     assert start == stop or residual.any()  # there was something to lose
     dist.destroy_process_group(group)
     return outcome
@@ -77,7 +71,7 @@ def _train_with_hook(table: str | None, codec: str) -> Reduced:
     held = [
         values for _, pieces in sorted(handle.state_dict()["residual"].items()) for _, values in pieces if len(values)
     ]
-    outcome = Reduced(hash_of(*results), hash_of(*held), _relayed_bytes())
+    outcome = Reduced(hash_of(*results), hash_of(*held), relayed_bytes())
     dist.destroy_process_group(group)
     return outcome
 

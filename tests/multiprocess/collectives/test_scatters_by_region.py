@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from geocomm.group.planning.link_table import Links
+from geocomm.core.link_table import Links
 from support.harness import Ranks, hash_of, links_of_two_regions, ranks_fixture
 
 SHARD = 200_003

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from geocomm.group.planning.link_table import Links
+from geocomm.core.link_table import Links
 from support import planned_gradients as planned
-from support.harness import Ranks, hash_of, links_of_two_regions, ranks_fixture
+from support.harness import Ranks, hash_of, links_of_two_regions, ranks_fixture, relayed_bytes
 
 ELEMENTS = 400_009
 """So many that links between regions bound what all-reduces take, and two levels are faster."""
@@ -44,12 +44,6 @@ def _group(links: str, codec: str, *, by_region: bool) -> dist.ProcessGroup:
     return dist.new_group(pg_options=geocomm.Options(codec=codec, links=links, min_compress_bytes=1024))
 
 
-def _relayed_bytes() -> int:
-    import geocomm
-
-    return geocomm.stats()["groups"][-1]["relayed_bytes"]
-
-
 def _of_rank(rank: int, dtype: torch.dtype) -> torch.Tensor:
     made = torch.Generator().manual_seed(rank)
     if dtype.is_floating_point:
@@ -63,7 +57,7 @@ def _reduced(links: str, codec: str, by_region: bool, dtype: torch.dtype, op: An
     tensor = _of_rank(dist.get_rank(), dtype)
     dist.all_reduce(tensor, op or dist.ReduceOp.SUM, group=group)
     exact = sum(_of_rank(rank, dtype).double() for rank in range(dist.get_world_size()))
-    result = hash_of(tensor), float((tensor.double() - exact).abs().max()), _relayed_bytes()
+    result = hash_of(tensor), float((tensor.double() - exact).abs().max()), relayed_bytes()
     dist.destroy_process_group(group)
     return result
 
@@ -89,7 +83,7 @@ def _mean_of_large_halves(links: str) -> bool:
     group = _group(links, "none", by_region=True)
     tensor = torch.full((4 * ELEMENTS,), 40_000.0, dtype=torch.float16)
     dist.all_reduce(tensor, dist.ReduceOp.AVG, group=group)
-    assert _relayed_bytes() or dist.get_rank() > 1
+    assert relayed_bytes() or dist.get_rank() > 1
     dist.destroy_process_group(group)
     return bool((tensor == 40_000.0).all())
 
@@ -151,7 +145,7 @@ def test_a_hook_trains_alike_on_all_ranks(ranks: Ranks, links_file: str) -> None
 
 def _all_reduce() -> int:
     dist.all_reduce(torch.ones(ELEMENTS))
-    return _relayed_bytes()
+    return relayed_bytes()
 
 
 @pytest.fixture(scope="module")

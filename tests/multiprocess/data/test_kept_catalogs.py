@@ -11,7 +11,7 @@ import pytest
 
 from geocomm.core.bad_input import BadInput
 from geocomm.data.catalog import KeptCatalog
-from geocomm.data.read_version import ReadVersion
+from geocomm.data.dealt_version import ReadVersion
 from geocomm.data.shard_sequences import SetName, ShardSequences
 from support.log_lines import once_said
 from support.object_servers import WebServer, web_server

@@ -14,8 +14,7 @@ import pytest
 from typing_extensions import override
 
 from geocomm.data import places
-from geocomm.data.deal_records import DealtSet
-from geocomm.data.dealt_shards import cut, length
+from geocomm.data.deal_records import DealtSet, cut, length
 from geocomm.elastic.journal.entries import Deal, TakenBack, TermBegun
 from geocomm.elastic.journal.run_state import Standing
 from support.dealt_sets import DataSet, Read

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from geocomm.group.planning.link_table import Links, table_of
+from geocomm.core.link_table import Links, table_of
 from support.harness import Ranks, hash_of, joined
 
 SITES = ("a", "b", "c")

@@ -170,7 +170,7 @@ def _words_of_a_wait(uuid: int, handles: list[str]) -> list[str]:
 def test_long_wait_is_told_with_who_is_waited_for(three: Ranks) -> None:
     handles = values(three.outcomes(handle, ranks=[0, 1, 2]))
     (said,) = values(three.outcomes(_words_of_a_wait, 7, handles, ranks=[0]))
-    assert "reconfigure (uuid 7) at rank 0 still waits for ranks 1, 2 to call it" in said
+    assert "waiting for ranks 1, 2 to call reconfigure (uuid 7), at rank 0" in said
 
 
 def test_abort_ends_operations_and_the_group_can_be_formed_again(three: Ranks) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import signal
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import geocomm
 from support import planned_gradients as planned
-from support.harness import Ranks, joined, ranks_fixture
+from support.harness import Ranks, joined, ranks_fixture, through_a_file
 
 three = ranks_fixture({"2+1": ["a", "a", "b"]})
 
@@ -29,7 +28,7 @@ def test_loaded_state_gives_back_every_bit_of_it(three: Ranks) -> None:
     results = three.run(planned.run_steps, 0, 3)
     states = three.run(planned.state)
     three.run(planned.make, "int4")
-    three.run(planned.load, [_through_a_file(state) for state in states])
+    three.run(planned.load, [through_a_file(state) for state in states])
     again = three.run(planned.state)
     assert all(_same(*pair) for pair in zip(states, again, strict=True))
     assert again[0]["steps"] == 3
@@ -37,13 +36,6 @@ def test_loaded_state_gives_back_every_bit_of_it(three: Ranks) -> None:
     planned.assert_conserved(results[0] + more[0], three.run(planned.state), range(6))
     for outcome in three.outcomes(_load_another_rank, states):
         outcome.require("InvalidArgumentError")
-
-
-def _through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)
 
 
 def _load_another_rank(states: list[dict[str, Any]]) -> None:

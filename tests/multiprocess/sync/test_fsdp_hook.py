@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 import geocomm
 from support import planned_gradients as planned
 from support import sharded_gradients as sharded
-from support.harness import Ranks
+from support.harness import Ranks, through_a_file
 from support.planned_gradients import assert_same_bits
 
 LAYOUTS = {"1+1": pytest.param(["a", "b"], marks=pytest.mark.slow), "2+2": ["a", "a", "b", "b"]}
@@ -149,7 +148,7 @@ def test_loaded_state_gives_back_every_bit_of_it(four: Ranks) -> None:
     states = four.run(sharded.state)
     uninterrupted = four.run(sharded.run_steps, 3, 2)
     four.run(sharded.make, "int4")
-    four.run(sharded.load, [_through_a_file(state) for state in states])
+    four.run(sharded.load, [through_a_file(state) for state in states])
     assert_same_bits([*four.run(sharded.run_steps, 3, 2), uninterrupted[0]])
     for outcome in four.outcomes(_load_another_rank, states):
         outcome.require("InvalidArgumentError")
@@ -157,13 +156,6 @@ def test_loaded_state_gives_back_every_bit_of_it(four: Ranks) -> None:
 
 def _load_another_rank(states: list[dict[str, Any]]) -> None:
     sharded.handle().load_state_dict(states[(dist.get_rank() + 1) % len(states)])
-
-
-def _through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file)
 
 
 def test_state_dealt_to_another_number_of_sites_keeps_what_is_owed_to_the_mean(four: Ranks) -> None:

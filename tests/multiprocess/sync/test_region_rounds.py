@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import geocomm
-from geocomm.group.planning.link_table import Links
+from geocomm.core.link_table import Links
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedSites
 from geocomm.sync.local_steps.local_steps import LocalSteps, local_steps
 from geocomm.sync.local_steps.outer.rounds import Rounds

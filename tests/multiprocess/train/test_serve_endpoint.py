@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from support.llama_cpp import skip_without_llama_cpp
+from support.llama_cpp import skip_without_llama_cpp, write_small_gguf
 from support.local_jobs import REPOSITORY, environment, free_port
 
 # Not imported here, which takes every worker a second. One of them builds the model and loads the engine, once.
@@ -180,13 +180,9 @@ def test_engine_ends_with_a_killed_parent(model: Path) -> None:
 def with_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Server]:
     """llama.cpp's own server, at every address of this machine."""
     skip_without_llama_cpp()
-    from geocomm.train.export.gguf_file import write_gguf
-    from support.deepseek_folder import deepseek_folder
-
     folder = tmp_path_factory.mktemp("keyed")
-    deepseek_folder(folder / "hf")
     (folder / "model").mkdir()
-    write_gguf(folder / "hf", folder / "model", "fp32", 0, lambda line: None)
+    write_small_gguf(folder / "model" / "model.gguf")
     (folder / "api.key").touch(0o600)
     (folder / "api.key").write_text(_KEY + "\n")
     program = folder / "bin" / "llama-server"

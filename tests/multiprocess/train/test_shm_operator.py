@@ -1,4 +1,4 @@
-"""Builds of DeepSpeed's operator that are killed, or run side by side: the next one ends, and says what it waits for.
+"""Builds of DeepSpeed's operator that are killed, or run side by side: the next one ends, and says that it waits.
 
 All but one test have torch compile a small library under the same guard, with a compiler that waits at a gate.
 """
@@ -121,49 +121,20 @@ def test_lock_of_a_killed_build_is_removed(folder: Folder, number: signal.Signal
     again = folder.start(gated=False)
     out, _ = again.communicate(timeout=250)
     assert again.returncode == 0
-    assert out.splitlines()[-2:] == [f"removed {folder.lock}: the build that left it was ended", "loaded"]
-    assert not folder.lock.exists()
-
-
-@pytest.mark.slow
-def test_compiler_that_outlived_its_build_is_waited_for(folder: Folder) -> None:
-    killed = folder.start_to_compile()
-    killed.kill()
-    killed.wait()
-    again = folder.start(gated=False)
-    assert first_line(again).startswith("waiting for process ")
-    assert folder.lock.exists()
-    folder.open_gate()
-    out, _ = again.communicate(timeout=250)
-    assert again.returncode == 0
     assert out.splitlines()[-1] == "loaded"
+    assert not folder.lock.exists()
 
 
 @pytest.mark.slow
 def test_two_builds_at_a_time_take_turns(folder: Folder) -> None:
     first = folder.start_to_compile()
     second = folder.start(gated=False)
-    assert first_line(second).startswith(f"waiting for process {first.pid}, ")
+    assert first_line(second).startswith("waiting for DeepSpeed's operator to be compiled in ")
+    assert folder.lock.exists()
     folder.open_gate()
-    assert first.communicate(timeout=250)[0] == "loaded\n"
+    assert first.communicate(timeout=250)[0].endswith("loaded\n")
     assert second.communicate(timeout=250)[0].endswith("loaded\n")
     assert (first.returncode, second.returncode) == (0, 0)
-
-
-@pytest.mark.slow
-def test_lock_of_a_build_without_the_guard_stays_while_it_lives(folder: Folder) -> None:
-    """DeepSpeed alone, or an earlier version: torch's lock is all that it has."""
-    unguarded = subprocess.Popen(
-        ["bash", "-c", 'exec 9>"$0"; read -r line', str(folder.lock)], stdin=subprocess.PIPE, text=True
-    )
-    while not folder.lock.exists():
-        time.sleep(0.02)
-    build = folder.start(gated=False)
-    assert first_line(build).startswith(f"waiting for process {unguarded.pid}, ")
-    assert folder.lock.exists()
-    folder.lock.unlink()  # as torch does at the end
-    assert build.communicate(timeout=250)[0] == "loaded\n" or build.returncode == 0
-    unguarded.communicate("")
 
 
 def test_compiler_that_fails_is_an_error_of_this_build_only(folder: Folder) -> None:
@@ -175,7 +146,7 @@ def test_compiler_that_fails_is_an_error_of_this_build_only(folder: Folder) -> N
     assert failed.returncode != 0
     source.write_text(good)
     again = folder.start(gated=False)
-    assert again.communicate(timeout=250)[0] == "loaded\n"
+    assert again.communicate(timeout=250)[0].endswith("loaded\n")
 
 
 @pytest.mark.slow
@@ -199,7 +170,6 @@ def test_training_passes_the_lock_of_a_killed_build(tmp_path: Path) -> None:
         timeout=250,
     )
     assert done.returncode == 0, done.stderr
-    assert f"geocomm train: removed {operator / 'lock'}" in done.stderr
     assert not (operator / "lock").exists()
 
 

@@ -13,8 +13,8 @@ pytest.importorskip("transformers")
 
 from geocomm.data.additions import add_files
 from geocomm.data.catalog import Catalog, read_rules
+from geocomm.data.dealt_version import ReadVersion, sequences_of
 from geocomm.data.fixed_deals import ReadSoFar
-from geocomm.data.read_version import ReadVersion, sequences_of
 from geocomm.train.runs.run_folder import complete_checkpoints
 from support.train_ranks import entries, losses, require_refusal, require_success, run_ranks
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,15 @@ import torch
 from safetensors.torch import load_file
 
 from geocomm.core.errors import DataError, InvalidArgumentError
+from geocomm.core.records import line_of
 from geocomm.weights import stream_sources
 from geocomm.weights.publisher import WeightPublisher
 from geocomm.weights.reader import StreamFollower, WeightReader
 from geocomm.weights.reader_targets import TensorsInPlace
 from geocomm.weights.relay_place import open_source
 from geocomm.weights.stream_sources import StreamSources
+from geocomm.weights.stream_version import Hint
+from support.weight_relays import Region, serving
 from support.weight_streams import equal, model_tensors, moved, publish
 
 pytestmark = pytest.mark.timeout(120)
@@ -130,7 +135,25 @@ def test_folder_does_not_take_another_stream_in_the_place_of_its_own(
                 follower.update()
 
 
-@pytest.mark.parametrize("versions", [1, 3, 4])
+def test_stream_that_a_backup_took_back_is_followed_from_the_first_new_number_on(
+    damaged: Damaged, tmp_path: Path
+) -> None:
+    shutil.copytree(damaged.stream, tmp_path / "backup")
+    publish(damaged.stream, damaged.tensors, 3, lambda: moved(damaged.tensors, 0.01))
+    with WeightReader(str(damaged.stream), tmp_path / "model") as reader:
+        assert reader.update() == 5
+        shutil.rmtree(damaged.stream)
+        (tmp_path / "backup").rename(damaged.stream)
+        publish(damaged.stream, damaged.tensors, 3, lambda: moved(damaged.tensors, 0.01))
+        with pytest.raises(DataError, match="has another version 5 than the one here"):
+            reader.update()
+        with WeightPublisher(damaged.stream, damaged.tensors) as publisher:
+            publisher.publish(wait=True)
+        assert reader.update() == 6
+    assert equal(load_file(tmp_path / "model/model.safetensors"), damaged.tensors)
+
+
+@pytest.mark.parametrize("versions", [1, 2, 3, 4])
 def test_what_a_relay_keeps_of_another_stream_counts_for_nothing(
     damaged: Damaged, tmp_path: Path, versions: int
 ) -> None:
@@ -152,6 +175,30 @@ def test_what_a_relay_keeps_of_another_stream_counts_for_nothing(
         assert reader.update() == versions
     assert equal(here, there)
     follower.close()
+
+
+def test_relay_that_missed_that_a_stream_was_made_anew_tells_of_the_new_one(region: Region) -> None:
+    region.publish(2)
+    stream, new = region.folder / "stream", region.folder / "new"
+    with serving(region.relay()) as url:
+        reader, _ = region.reader(url)
+        with reader:
+            assert reader.update() == 2
+            publish(new, region.tensors, 2, lambda: moved(region.tensors, 0.01), keys=region.keys("a"))
+            stream.rename(region.folder / "old")
+            new.rename(stream)  # with the number that the relay has
+            with suppress(DataError):
+                while reader.update() == 2:  # it may look once a second
+                    time.sleep(0.05)
+            with pytest.raises(DataError, match="is another stream than the one of version 2 here"):
+                reader.update()
+        anew, into = region.reader(url)
+        with anew:
+            assert anew.update() == 2
+        direct, expected = region.reader(str(stream))
+        with direct:
+            assert direct.update() == 2
+        assert equal(into, expected)
 
 
 def test_folder_that_somebody_damaged_is_made_anew(damaged: Damaged, tmp_path: Path) -> None:
@@ -215,7 +262,7 @@ def test_source_that_tells_of_a_version_that_nobody_has_is_passed_over(
 ) -> None:
     lying = tmp_path / "lying"
     lying.mkdir()
-    (lying / "newest.json").write_text('{"number": 999}')
+    (lying / "newest.json").write_text(line_of(Hint.of(999, b"")))
     with pytest.raises(DataError, match="999"), WeightReader(str(lying), damaged.was) as reader:
         reader.update()
     with WeightReader([str(lying), str(damaged.stream)], damaged.was) as reader:

@@ -22,6 +22,7 @@ import geocomm.weights.relay
 import geocomm.weights.stream_sources
 from geocomm.core.addresses import Address
 from geocomm.core.errors import DataError, InvalidArgumentError
+from geocomm.core.records import line_of
 from geocomm.security.job_ca import JobCa
 from geocomm.security.key_folder import Identity, Keys, KeysError
 from geocomm.weights.publisher import WeightPublisher
@@ -29,7 +30,7 @@ from geocomm.weights.reader import WeightReader
 from geocomm.weights.relay import StreamRelay
 from geocomm.weights.relay_place import RelayPlace
 from geocomm.weights.stream_sources import StreamSources
-from geocomm.weights.stream_version import frame_path, layout_path, version_path
+from geocomm.weights.stream_version import Hint, frame_path, layout_path, version_path
 from geocomm.wire.dial import dial
 from geocomm.wire.doorway import Doorway
 from geocomm.wire.file_ranges import RANGE_BYTES, RangeAnswer, line
@@ -37,7 +38,7 @@ from geocomm.wire.greeting import Greeting, PacketKind, Purpose, SessionRefused,
 from geocomm.wire.tls_stream import TlsStream
 from support.hub_support import PROBE, run, running_hub
 from support.weight_relays import CountingPlace, Region, serving
-from support.weight_streams import equal, model_tensors
+from support.weight_streams import equal, model_tensors, newest_of
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -290,7 +291,7 @@ def test_relay_gives_out_the_files_of_its_stream_alone(region: Region, path: str
     region.publish()
     with serving(region.relay()) as url:
         place = RelayPlace(url, Address.parse(url.partition("://")[2]), Keys.load(region.keys("engine"), readers=True))
-        assert json.loads(place.read("newest.json")) == {"number": 1}
+        assert Hint.model_validate_json(place.read("newest.json")) == newest_of(region.folder / "stream", 1)
         with pytest.raises(FileNotFoundError):
             place.read(path)
         place.close()
@@ -404,7 +405,7 @@ def _forged(path: str, content: bytes) -> bytes:
 
 
 def _later(path: str, content: bytes) -> bytes:
-    return b'{"number": 77}' if path == "newest.json" else content
+    return line_of(Hint.of(77, b"")).encode() if path == "newest.json" else content
 
 
 def _other_frames(path: str, content: bytes) -> bytes:

@@ -19,8 +19,7 @@ from unittest import mock
 
 from geocomm.data import catalog
 from geocomm.data.catalog import Label, Rules, Shard, Store, Version
-from geocomm.data.deal_records import DealtSet
-from geocomm.data.dealt_shards import DealtShards, Piece, shards_of
+from geocomm.data.deal_records import DealtSet, DealtShards, Piece, shards_of
 from geocomm.elastic.journal.entries import AnyRound, Deal, Entry, Skip, TakenBack
 from geocomm.elastic.journal.run_state import RunState
 

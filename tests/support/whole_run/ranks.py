@@ -419,7 +419,7 @@ class Rank:
         snapshots = self._for_snapshots.pop((index, anchor.version), [])
         with contextlib.suppress(OSError):
             digest = self._store.write_state(index, anchor.version, [anchor.content])
-            self._registry.states[self._machine.name, index, anchor.version] = digest
+            self._registry.states[self._machine.name, index, anchor.version].add(digest)
             for snapshot in snapshots:
                 self._snapshots.keep_state(snapshot.index, index, anchor.version)
             held = self._store.states(index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,9 @@ class Registry:
         """The run folders, by their own names, on whose disk a frame has been."""
         self.vouched: dict[Hash, dict[str, frozenset[str]]] = {}
         """Of rounds: those folders, by frame, when the first journal had the entry."""
-        self.states: dict[tuple[str, int, int], str] = {}
-        """By site, fragment and version: the digest of the state that its ranks have written last."""
+        self.states = defaultdict[tuple[str, int, int], set[str]](set)
+        """By site, fragment and version: the digests of the states that its ranks have written. Rounds before a version
+        may become void, and then it is another state."""
         self.broken: list[str] = []
         self.numbers = 0
         self.repairs = 0

@@ -9,12 +9,11 @@ import pytest
 from rich.text import Text
 
 import geocomm
-from geocomm.core.plain_console import plain_console, working
-from geocomm.core.table import table_of
+from geocomm.core.console import plain_console, table_of, working
 
 PACKAGE = Path(geocomm.__file__).parent
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if "rich" in path.read_text()]
-OWN = {"plain_console.py": {"Console", "status"}, "commands.py": {"escape"}}
+OWN = {"console.py": {"Console", "status"}, "commands.py": {"escape"}}
 """The one module that makes consoles, and the one whose text typer prints."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from geocomm.core.running_clock import RunningClock
+from geocomm.core.patience import RunningClock
 
 
 def test_time_in_which_the_process_was_stopped_counts_one_second() -> None:

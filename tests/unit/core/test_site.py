@@ -9,10 +9,10 @@ import pytest
 
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.link_table import Links
 from geocomm.core.options import Options
 from geocomm.core.place import find_place
 from geocomm.core.site import SiteNameError, check_site_name, suggested_name
-from geocomm.group.planning.link_table import Links
 from geocomm.lab.emulator.emulated_links import EmulatedWan, WanConfigError
 from geocomm.security.job_ca import JobCa
 from geocomm.security.key_folder import Identity, KeysError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from geocomm.core.table import table_of
+from geocomm.core.console import table_of
 
 
 def shown(*rows: tuple[object, ...], width: int = 40) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.link_table import Links
 from geocomm.data.shard_cache import far_rates, own_far_rate
-from geocomm.group.planning.link_table import Links
 
 RATES = ((0.0, 8e6, 16e6), (8e6, 0.0, 4e6), (2e6, 80e6, 0.0))
 

@@ -11,9 +11,9 @@ from bench_data_rule import RULES as THREE
 from typer.testing import CliRunner
 
 from geocomm.core.bad_input import BadInput
+from geocomm.core.link_table import Links
 from geocomm.data.catalog import Catalog, Label, Rules, Shard, Store, Version
 from geocomm.data.pass_estimate import Machines, TrainingTraffic, advice, estimates
-from geocomm.group.planning.link_table import Links
 from support.command_tree import APP
 
 TOKENS = 10_000_000_000

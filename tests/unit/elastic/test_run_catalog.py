@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from geocomm.core.bad_input import BadInput
-from geocomm.data.deal_records import DealtSet
-from geocomm.data.dealt_counts import count
-from geocomm.data.dealt_shards import shards_of
+from geocomm.data.deal_records import DealtSet, count, shards_of
 from geocomm.elastic.journal.entries import Data, Deal, Genesis, Join, Ready
 from geocomm.elastic.journal.run_data import RunData
 from geocomm.elastic.journal.run_state import RunState

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from geocomm.core.link_table import Links, table_of
 from geocomm.group.backend.policy_epochs import channel_rates
 from geocomm.group.membership.rank_record import RankInfo
-from geocomm.group.planning.link_table import Links, table_of
 
 # Site a has ranks 0 and 1, b has 2, c has 3, 4, 5 and 6.
 INFOS = [RankInfo(rank, rank, site, ["10.0.0.1"], 4000 + rank) for rank, site in enumerate("aabcccc")]

@@ -8,8 +8,8 @@ import pytest
 
 from geocomm import Options
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.link_table import Links
 from geocomm.group.planning.codec_choice import ReduceTime, Speed, candidates, choose, measure, slowest
-from geocomm.group.planning.link_table import Links
 
 FAST = Speed(1e-11, 1e-11)
 

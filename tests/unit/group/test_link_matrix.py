@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from geocomm.group.planning.link_matrix import LinkMatrixError, Matrix
+from geocomm.core.link_matrix import LinkMatrixError, Matrix
 
 
 def test_later_link_goes_over_an_earlier_one_and_any_link_over_overrides_and_default(tmp_path: Path) -> None:

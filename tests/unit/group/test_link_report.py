@@ -8,16 +8,16 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from geocomm.core.link_table import MOST_BPS, Links, table_of
+from geocomm.core.units import rate_text
 from geocomm.group.planning.link_report import (
     access_lines,
     delays_table,
     draw,
     heat,
-    rate_text,
     rates_table,
     relay_lines,
 )
-from geocomm.group.planning.link_table import MOST_BPS, Links, table_of
 
 SITES = ("paris", "tokyo", "virginia")
 

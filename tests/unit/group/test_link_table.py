@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.link_table import ASSUMED_RATE_BPS, LEAST_BPS, MOST_BPS, Links, table_of
 from geocomm.group.planning.link_report import region_lines
-from geocomm.group.planning.link_table import ASSUMED_RATE_BPS, LEAST_BPS, MOST_BPS, Links, table_of
 
 SITES = ("a", "b", "c")
 

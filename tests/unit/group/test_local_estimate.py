@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.link_table import Links
 from geocomm.group.planning.codec_choice import Speed
-from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.local_estimate import (
+    AUTO_FRAGMENTS,
     LEAST_EVERY,
     LINE_SHARE,
     MOST_EVERY,
-    MOST_FRAGMENTS,
     LocalEstimate,
     Reduce,
     local_estimate,
@@ -36,8 +36,8 @@ def over(rate_bps: float, *, parameters: float = 1e9, sites: int = 2, every: int
 
 def test_a_round_takes_two_exchanges_and_its_bytes() -> None:
     row = over(1e9)
-    assert row.fragments == MOST_FRAGMENTS
-    assert row.round_s == pytest.approx(32 / MOST_FRAGMENTS + 2 * (0.1 + OPERATION_S))
+    assert row.fragments == AUTO_FRAGMENTS
+    assert row.round_s == pytest.approx(32 / AUTO_FRAGMENTS + 2 * (0.1 + OPERATION_S))
     assert row.overlap == 3  # 1.54 s with some room
 
 
@@ -72,7 +72,7 @@ def test_fragments_are_as_many_as_have_rounds_of_four_round_trips(parameters: fl
     row = over(1e9, parameters=parameters)
     bytes_s = 32 * parameters / 1e9  # of all fragments
     around_s = 2 * (0.1 + OPERATION_S)
-    assert 1 < row.fragments < MOST_FRAGMENTS
+    assert 1 < row.fragments < AUTO_FRAGMENTS
     assert bytes_s / row.fragments + around_s >= 4 * 0.1 > bytes_s / (row.fragments + 1) + around_s
 
 
@@ -96,7 +96,7 @@ def test_with_an_aggregator_bytes_hardly_grow_with_the_sites() -> None:
     for sites in (2, 4, 16):
         assert row(sites).sent_bytes_per_step == pytest.approx(2 * (sites - 1) / sites * 4e9 / 100)
     assert row(2).sent_bytes_per_step == pytest.approx(over(1e9, every=100).sent_bytes_per_step)
-    assert row(16).round_s == pytest.approx(32 * 2 / 16 / MOST_FRAGMENTS + 3 * (0.1 + OPERATION_S))
+    assert row(16).round_s == pytest.approx(32 * 2 / 16 / AUTO_FRAGMENTS + 3 * (0.1 + OPERATION_S))
 
 
 def test_interval_below_one_is_refused() -> None:

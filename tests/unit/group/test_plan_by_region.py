@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from geocomm.core.link_table import Links, table_of
 from geocomm.core.native import native
 from geocomm.group.planning.codec_choice import Speed
-from geocomm.group.planning.link_table import Links, table_of
 from geocomm.group.planning.run_estimate import Workload, chosen_levels, estimate
 from support.command_tree import APP
 

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from geocomm import Options
 from geocomm.codecs.codec_facts import FACTS
 from geocomm.core.errors import InvalidArgumentError, VersionMismatchError
+from geocomm.core.link_table import Links
 from geocomm.group.backend.policy import Policy, agree
 from geocomm.group.membership.rank_record import RankInfo
 from geocomm.group.planning.codec_choice import candidates, measure, worth_measuring
-from geocomm.group.planning.link_table import Links
 
 POLICY = Policy(epoch=3, links=Links.uniform(("a", "b"), rate_bps=12345.678, rtt_s=0.1), codecs=((0, "none"),))
 KEY = "geocomm/policy/3"

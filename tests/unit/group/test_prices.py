@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.link_table import Links
 from geocomm.group.planning.codec_choice import Speed
-from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.local_estimate import WORTH_TIMES, chosen_reduce, local_estimate
 from geocomm.group.planning.run_estimate import Workload, estimate
 from support.command_tree import APP

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from geocomm.cli.run_options import leader_settings
 from geocomm.core.bad_input import BadInput
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.link_table import Links
 from geocomm.group.planning.codec_choice import Speed
-from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.local_estimate import Reduce, between_regions_alone, local_estimate
 from geocomm.group.planning.regions import Regions
 from geocomm.group.planning.run_estimate import Workload

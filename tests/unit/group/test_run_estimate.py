@@ -9,8 +9,8 @@ import pytest
 from plan_against_wan import compare, links_of, table
 from typer.testing import CliRunner
 
+from geocomm.core.link_table import Links
 from geocomm.group.planning.codec_choice import Speed
-from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.run_estimate import OPERATION_S, Workload, estimate, scaled
 from geocomm.lab.bench.bench_report import Conditions
 from geocomm.lab.bench.wan_bench import WanRow, describe_link

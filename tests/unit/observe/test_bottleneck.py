@@ -177,7 +177,7 @@ def test_a_full_line_that_was_faster_before_or_that_carries_others_bytes_is_told
     ranks = [replace(rank, relayed=0.43) for rank in window.ranks]
     said = diagnose(replace(window, links=links, ranks=ranks, egress_dollars_per_day=12.5)).verdict
     assert said.cause is Cause.BANDWIDTH
-    assert ("what TCP delivered in good times before", "192.0 Mbit/s") in said.evidence
+    assert ("what TCP delivered in good times before", "192 Mbit/s") in said.evidence
     assert any(name.endswith("sends, passed on for others") and value == "43%" for name, value in said.evidence)
     assert ("egress at the sites' prices", "$12.50 a day") in said.evidence
     assert "carried more before" in said.fix

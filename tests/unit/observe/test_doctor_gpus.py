@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from geocomm.core.installation import BuildFacts
-from geocomm.observe.doctor.doctor_machine import LEAST_CAPABILITY, Finding, Gpu, State, gpu_findings
+from geocomm.observe.doctor.doctor_machine import (
+    LEAST_CAPABILITY,
+    Finding,
+    Gpu,
+    State,
+    coding_finding,
+    gpu_findings,
+    has_kernels_for,
+)
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", (9, 0))
 V100 = Gpu("Tesla V100-SXM2-16GB", (7, 0))
@@ -36,12 +44,28 @@ def test_gpu_without_kernels_is_a_warning_with_the_reason_and_the_command() -> N
     assert "GEOCOMM_CUDA=on pip install --no-build-isolation" in kernels.fix
 
 
-def test_gpu_that_is_older_than_the_kernels_is_bad_and_the_fix_builds_without() -> None:
+def test_gpu_that_is_older_than_the_kernels_is_a_warning_that_names_it() -> None:
     _, kernels = seen_and_kernels([H100, V100], WITH)
-    assert kernels.state == State.BAD
+    assert kernels.state == State.WARNING
     assert V100.name in kernels.value
     assert H100.name not in kernels.value
-    assert "GEOCOMM_CUDA=off" in kernels.fix
+    assert "8.0" in kernels.fix
+    assert "the CPU compresses" in kernels.fix
+
+
+def test_kernels_are_for_gpus_that_are_new_enough_and_of_a_build_that_has_them() -> None:
+    assert has_kernels_for([H100], WITH)
+    assert not has_kernels_for([H100, V100], WITH)
+    assert not has_kernels_for([H100], WITHOUT)
+    assert not has_kernels_for([H100], None)
+    assert not has_kernels_for([], WITH)
+
+
+def test_codecs_are_named_by_where_they_are_coded_sooner() -> None:
+    places = {"int8": 0, "int4": 0, "balanced": 3 << 20, "tiny": None}
+    finding = coding_finding(places, in_batches=True)
+    assert finding.value == "on the GPU: int8, int4; on the GPU from 3.0 MiB on: balanced; on the host: tiny"
+    assert "GEOCOMM_GPU_BATCHES=1" in coding_finding(places, in_batches=False).value
 
 
 def test_least_capability_is_that_of_the_build() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis, bottleneck_metric
+from geocomm.observe.diagnosis.bottleneck import LiveDiagnosis, bottleneck_metric
 from geocomm.observe.diagnosis.run_window import RunWindow
 from geocomm.observe.diagnosis.verdict import Cause
 from support.invented_run import Run

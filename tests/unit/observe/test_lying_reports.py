@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from geocomm.observe.alerts.alerting import Evaluation, Messages
 from geocomm.observe.dashboard.app import write_report
 from geocomm.observe.dashboard.page_state import Curves, LastSteps, page_state
-from geocomm.observe.diagnosis.live_diagnosis import LiveDiagnosis, bottleneck_metric
+from geocomm.observe.diagnosis.bottleneck import LiveDiagnosis, bottleneck_metric
 from geocomm.observe.diagnosis.stuck_operations import find_hang
 from geocomm.observe.diagnosis.trace_export import NoTraceError, read_trace, write_trace
 from geocomm.observe.telemetry.overview import Overview, overview

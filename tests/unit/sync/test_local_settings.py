@@ -10,7 +10,7 @@ import pytest
 
 import geocomm
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.group.planning.link_table import Links
+from geocomm.core.link_table import Links
 from geocomm.sync.local_steps.model.fragments import Tensor
 from geocomm.sync.local_steps.outer.resolved_settings import PRESETS, ResolvedSettings, require_elastic
 from geocomm.sync.local_steps.outer.rounds import Terms, check_terms

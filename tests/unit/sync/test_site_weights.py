@@ -9,7 +9,7 @@ import torch
 
 from geocomm.sync.local_steps.fixed.simulated_rounds import SimulatedRounds, SimulatedSites
 from geocomm.sync.local_steps.model.fragments import make_fragments
-from geocomm.sync.local_steps.model.parameter_views_plain import PlainParameters
+from geocomm.sync.local_steps.model.parameter_views_torch import PlainParameters
 from geocomm.sync.local_steps.model.site_group import SiteGroup
 from geocomm.sync.local_steps.outer.site_weights import SiteWeights, take_delta, weights_of
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings

@@ -82,17 +82,17 @@ class CudaDriver final : public StreamDriver {
   const int device_;
 };
 
-// By a gate that is open and a signal, on a stream of its own, which the first operation takes then.
+// By a gate that is open and a signal, on the stream and words that the first operation takes then: from then
+// on there is one slot, for which others can wait.
 bool works(DeviceStreams& device) {
-  const StreamLease lease(device);
+  const StreamLease lease(device, core::Deadline::after(std::chrono::milliseconds(0)));
   if (lease.stream() == nullptr) return false;
-  const auto gate = StreamGate::create(device);
-  const auto signal = StreamSignal::create(device);
-  if (!gate || !signal) return false;
-  gate->open();
-  const bool enqueued = gate->enqueue(lease.stream()) && signal->enqueue(lease.stream());
+  StreamGate gate(lease, StreamWord::Over);
+  StreamSignal signal(lease, StreamWord::Finish);
+  gate.open();
+  const bool enqueued = gate.enqueue() && signal.enqueue();
   return cudaStreamSynchronize(static_cast<cudaStream_t>(lease.stream())) == cudaSuccess && enqueued &&
-         signal->is_given();
+         signal.is_given();
 }
 
 }  // namespace

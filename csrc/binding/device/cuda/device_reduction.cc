@@ -134,9 +134,7 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   StreamOperation* const stream = StreamOperation::current();
   const bool is_batched = uses_batches();
   if (stream == nullptr || (residual && !is_batched)) return nullptr;
-  // Each group has all launches of an operation: below this they cost more than what they gain.
-  constexpr std::size_t kGroupBytes = std::size_t{16} << 20;
-  const collective::FrameOptions batches{kGroupBytes, true};
+  const collective::FrameOptions batches{collective::cuda::group_bytes, true};
   auto frames = exchange.plan_frames(context, op, stripes, stream->pinned(),
                                      is_batched ? batches : collective::FrameOptions{});
   if (!frames.is_ok()) {
@@ -147,6 +145,9 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   if (!codec::cuda::is_supported(codec, context.dtype)) return nullptr;
   // Frame by frame its many kernels would take longer than the way through the host.
   if (!is_batched && codec.id == codec::CodecId::BitPlanes) return nullptr;
+  std::uint64_t bytes = 0;
+  for (const collective::StripeData& stripe : stripes) bytes += stripe.data.size();
+  if (is_batched && !places().is_on_device(codec.to_string(), bytes)) return nullptr;
   std::shared_ptr<DeviceReduction> self(
       new DeviceReduction(std::move(frames).value(), context, std::move(stripes), *stream));
   const at::Device device(at::kCUDA, c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
@@ -172,11 +173,10 @@ std::shared_ptr<DeviceReduction> DeviceReduction::create(collective::Exchange& e
   const std::uint32_t groups = self->plan_->groups;
   stream->set_middle(
       {groups, [reduction = self.get()](std::uint32_t group) { reduction->enqueue_sums(group); }});
-  if (groups > 1 &&
-      !stream->set_pieces(
-          {groups, [reduction = self.get()](std::uint32_t group) { reduction->enqueue_contributions(group); },
-           nullptr})) {
-    throw_status(StatusCode::Driver, "no pinned memory is left for CUDA streams");
+  if (groups > 1) {
+    stream->set_pieces(
+        {groups, [reduction = self.get()](std::uint32_t group) { reduction->enqueue_contributions(group); },
+         nullptr});
   }
   stream->check_at_end([reduction = self.get(), residual = std::move(residual)] {
     if (!reduction->batched_) return reduction->kernels_->verdict();
@@ -240,17 +240,17 @@ void DeviceReduction::enqueue_sums(std::uint32_t group) {
   if (batched_) return batched_->enqueue_sums(group);
   const DType dtype = context_.dtype;
   const auto stream = kernels_->stream();
-  sums_.resize(plan_->chunks.size());
-  for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
-    const FrameChunk& chunk = plan_->chunks[c];
+  for (const FrameChunk& chunk : plan_->chunks) {
     if (!chunk.reduces) continue;
     const std::span<std::byte> data = data_of(chunk);
     const std::uint64_t count = chunk.range.size();
     float* sums = reinterpret_cast<float*>(data.data());
-    // Straight into the caller's data where that is float and no operand is read from there.
+    // Straight into the caller's data where that is float and no operand is read from there. Else the stream
+    // is done with them when it comes to those of the next chunk.
+    at::Tensor apart;
     if (dtype != DType::Float32 || !chunk.contributes) {
-      sums_[c] = kernels_->floats(count);
-      sums = static_cast<float*>(sums_[c].data_ptr());
+      apart = kernels_->floats(count);
+      sums = static_cast<float*>(apart.data_ptr());
     }
     for (std::size_t site = 0; site < chunk.frames.size(); ++site) {
       const core::Buffer& frame = chunk.frames[site];
@@ -281,18 +281,15 @@ void DeviceReduction::enqueue_results() {
   if (batched_) return batched_->enqueue_results();
   const DType dtype = context_.dtype;
   const auto stream = kernels_->stream();
-  for (std::size_t c = 0; c < plan_->chunks.size(); ++c) {
-    const FrameChunk& chunk = plan_->chunks[c];
+  for (const FrameChunk& chunk : plan_->chunks) {
     if (!chunk.receives || chunk.result.data() == nullptr) continue;
     const std::span<std::byte> data = data_of(chunk);
     if (dtype == DType::Float32) {
       kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32, data.data());
       continue;
     }
-    if (!sums_[c].defined()) {
-      sums_[c] = kernels_->floats(chunk.range.size());
-    }
-    auto* sums = static_cast<float*>(sums_[c].data_ptr());
+    const at::Tensor apart = kernels_->floats(chunk.range.size());
+    auto* sums = static_cast<float*>(apart.data_ptr());
     kernels_->decode(DType::Float32, chunk.result, chunk, codec::Sink::Float32,
                      reinterpret_cast<std::byte*>(sums));
     const SumPiece piece[] = {{sums, data.data(), chunk.range.size()}};

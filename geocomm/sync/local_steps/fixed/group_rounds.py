@@ -11,11 +11,11 @@ import torch
 from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, ReplicaMismatchError
+from geocomm.core.link_table import Links
 from geocomm.core.patience import Patience
 from geocomm.group.backend.runtime import ReservedTags, runtime
 from geocomm.group.backend.sites import sites
 from geocomm.group.membership import roll_call
-from geocomm.group.planning.link_table import Links
 from geocomm.group.planning.regions import Regions, Relay
 from geocomm.sync.local_steps.fixed.exchanges import Exchange, result_of
 from geocomm.sync.local_steps.fixed.round_exchange import RoundExchange

@@ -26,7 +26,7 @@ from geocomm.core.errors import (
     PeerLostError,
     error_of,
 )
-from geocomm.elastic.journal.entries import MOST_FRAGMENTS
+from geocomm.core.records import MOST_FRAGMENTS
 from geocomm.group.backend.runtime import KINDS, ReservedTags
 from geocomm.group.planning.regions import Relay
 from geocomm.sync.local_steps.fixed.exchanges import Awaited, Exchange, Meeting, sites_text

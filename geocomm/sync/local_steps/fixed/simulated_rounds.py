@@ -12,7 +12,7 @@ import torch
 from typing_extensions import override
 
 from geocomm.core.errors import InvalidArgumentError, OperationTimeoutError, PeerLostError, ReplicaMismatchError
-from geocomm.group.planning.link_table import Links
+from geocomm.core.link_table import Links
 from geocomm.group.planning.regions import Regions
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteGroup

@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.group.planning.local_estimate import LEAST_FRAGMENT_BYTES, MOST_FRAGMENTS
+from geocomm.group.planning.local_estimate import AUTO_FRAGMENTS, LEAST_FRAGMENT_BYTES
 
 
 def digest(tensors: Sequence[torch.Tensor], text: str = "") -> str:
@@ -101,10 +101,10 @@ class Fragment:
 
 
 def automatic_count(tensors: Sequence[Tensor]) -> int:
-    """The number of fragments of `LEAST_FRAGMENT_BYTES` each, from 1 to `MOST_FRAGMENTS`."""
+    """The number of fragments of `LEAST_FRAGMENT_BYTES` each, from 1 to `AUTO_FRAGMENTS`."""
     total = BYTES_PER_ELEMENT * sum(tensor.numel for tensor in tensors)
     return max(
-        1, min(MOST_FRAGMENTS, total // LEAST_FRAGMENT_BYTES, len([tensor for tensor in tensors if tensor.numel]))
+        1, min(AUTO_FRAGMENTS, total // LEAST_FRAGMENT_BYTES, len([tensor for tensor in tensors if tensor.numel]))
     )
 
 

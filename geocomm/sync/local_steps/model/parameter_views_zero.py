@@ -21,7 +21,7 @@ from geocomm.integrations.zero_seams import (
 )
 from geocomm.sync.local_steps.model.fragments import Range, digest
 from geocomm.sync.local_steps.model.parameter_view import ParameterView, type_name
-from geocomm.sync.local_steps.model.parameter_views_plain import PlainParameters
+from geocomm.sync.local_steps.model.parameter_views_torch import PlainParameters
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.settings.local_settings import LocalSettings
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store
 
 from geocomm.core.errors import GeocommError, InvalidArgumentError, error_of
+from geocomm.core.link_table import Links
 from geocomm.core.typed_torch import all_gather_object, all_reduce, default_store, to_list
 from geocomm.core.units import count_text
-from geocomm.group.planning.link_table import Links
 from geocomm.sync.local_steps.model.fragments import Fragment, Range
 from geocomm.sync.local_steps.model.host_memory import host_empty
 from geocomm.sync.local_steps.model.parameter_view import ParameterView

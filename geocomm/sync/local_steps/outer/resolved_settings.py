@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 from geocomm.codecs.codec_spec import codec_spec
 from geocomm.core.errors import InvalidArgumentError
-from geocomm.group.planning.link_table import Links
+from geocomm.core.link_table import Links
 from geocomm.group.planning.local_estimate import LEAST_EVERY, ReduceChoice, chosen_reduce
 from geocomm.group.planning.regions import regions_text
 from geocomm.sync.local_steps.model.fragments import Tensor, automatic_count

@@ -11,11 +11,11 @@ import torch
 from pydantic import Field, NonNegativeInt
 
 from geocomm.core.errors import InvalidArgumentError, ReplicaMismatchError
+from geocomm.core.link_table import Groups
 from geocomm.core.message_log import logger
 from geocomm.core.patience import Patience
 from geocomm.core.units import count_text
 from geocomm.elastic.journal.average_checks import ONE_IN
-from geocomm.group.planning.link_table import Groups
 from geocomm.sync.local_steps.model.fragments import Fragment
 from geocomm.sync.local_steps.model.site_group import SiteFacts
 from geocomm.sync.local_steps.outer.averaging import Averaging, is_mean

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from geocomm.codecs.codec_settings import Codec, CodecSettings
 from geocomm.core.environment import refusal
+from geocomm.core.records import MOST_FRAGMENTS
 from geocomm.core.settings import number_or
-from geocomm.elastic.journal.entries import MOST_FRAGMENTS
 
 Auto = Literal["auto"]
 Count = Annotated[int | Auto, number_or("auto", wanted="a whole number, 1 or more", fits=lambda n: n >= 1, whole=True)]

@@ -14,8 +14,7 @@ from pydantic import TypeAdapter
 
 from geocomm.cli.log import told
 from geocomm.core.records import line_of
-from geocomm.data.dealt_counts import DealtCounts, count, counted
-from geocomm.data.dealt_shards import MOST_SHARDS, Piece, cut, length, shards_of, text_of
+from geocomm.data.deal_records import MOST_SHARDS, DealtCounts, Piece, count, counted, cut, length, shards_of, text_of
 from geocomm.elastic.journal.entries import (
     Away,
     BadLineError,

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from geocomm.data.deal_records import DealtSet
-from geocomm.data.dealt_shards import Piece, length
+from geocomm.data.deal_records import DealtSet, Piece, length
 from geocomm.elastic.journal.entries import Data, Deal, Entry, Join, Skip, TakenBack
 from geocomm.elastic.journal.messages import Beat, Hold, Leave, Open, Pass, RanksGone
 from geocomm.elastic.journal.run_state import Standing

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from geocomm.core.records import MOST_FRAGMENTS
 from geocomm.elastic.journal.admission import COMINGS_S, MOST_COMINGS
 from geocomm.elastic.journal.claims import LEAST_EVERY, MOST_EVERY, MOST_TIMES
-from geocomm.elastic.journal.entries import MOST_FRAGMENTS, BadLineError, Round
+from geocomm.elastic.journal.entries import BadLineError, Round
 from geocomm.elastic.journal.member import Member
 from geocomm.elastic.journal.message_lines import MAX_LINE_BYTES, OtherProtocolError, down_of, said, up_of
 from geocomm.elastic.journal.messages import (

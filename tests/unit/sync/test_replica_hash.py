@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from geocomm.core.errors import UnsupportedError
-from geocomm.observe.diagnosis.replica_check import _hash_of
+from geocomm.sync.gradients.replica_check import _hash_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from geocomm.observe.doctor.link_probe import access_limits, next_bytes, rank_pairs, rate_of
+from geocomm.lab.bench.link_probe import access_limits, next_bytes, rank_pairs, rate_of
 
 
 def test_next_bytes_grows_until_the_link_was_filled_long_enough() -> None:

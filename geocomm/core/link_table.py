@@ -15,7 +15,8 @@ from typing import Annotated, Any, NoReturn, Self, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
-from geocomm.core.bad_input import first_problem, problem_text
+from geocomm.core.bad_input import BadInput, first_problem, problem_text
+from geocomm.core.options import from_environment
 from geocomm.core.site import check_site_name
 from geocomm.core.units import named_text
 
@@ -297,8 +298,17 @@ def table_of(sites: int, value: Callable[[int, int], float]) -> Table:
     return tuple(tuple(0.0 if src == dst else float(value(src, dst)) for dst in range(sites)) for src in range(sites))
 
 
+def own_links() -> Links | None:
+    """The table that GEOCOMM_LINKS names; None: it names none. Raises BadInput."""
+    path = from_environment("links")
+    try:
+        return None if path is None else Links.from_file(path)
+    except ValueError as error:
+        raise BadInput(f"GEOCOMM_LINKS: {error}") from None
+
+
 def _from_matrix(path: str | Path) -> Links:
-    from geocomm.group.planning.link_matrix import DEFAULT_DELAY_S, DEFAULT_RATE_BPS, LinkMatrixError, Matrix
+    from geocomm.core.link_matrix import DEFAULT_DELAY_S, DEFAULT_RATE_BPS, LinkMatrixError, Matrix
 
     try:
         matrix = Matrix.read(path)

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 
 from geocomm.core.errors import InvalidArgumentError
+from geocomm.core.link_table import MOST_BPS, Links, table_of
 from geocomm.core.typed_torch import all_gather, barrier, to_list
 from geocomm.group.backend.runtime import runtime
 from geocomm.group.backend.sites import sites
-from geocomm.group.planning.link_table import MOST_BPS, Links, table_of
 
 MESSAGES = 8
 """The messages of a transfer, side by side."""
