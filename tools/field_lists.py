@@ -105,15 +105,21 @@ def _is_inherited(leaf: _Leaf) -> bool:
 def config_lists() -> dict[str | None, str]:
     """The Markdown lists of `docs/reference/run-config.md`: the fields of every run under None, then each mode's.
 
-    Fields that a mode has from the settings of geocomm's own functions, which another page explains, have no meaning.
+    Fields that a mode has from the settings of geocomm's own functions, which another page explains, are one item.
     """
     items: dict[str | None, list[str]] = {}
+    untold: dict[str | None, list[str]] = {}
     for leaf in _leaves(RunConfig):
         default: Any = leaf.field.get_default(call_default_factory=True)
         if isinstance(default, Path):
             default = str(default)
         elif isinstance(default, tuple):
             default = list(cast(tuple[Any, ...], default))
-        meaning = "" if _is_inherited(leaf) else f": {field_text(leaf.field.description)}"
-        items.setdefault(leaf.mode, []).append(f"- `{leaf.name}` (`{json.dumps(default)}`){meaning}\n")
+        item = f"`{leaf.name}` (`{json.dumps(default)}`)"
+        if _is_inherited(leaf):
+            untold.setdefault(leaf.mode, []).append(item)
+        else:
+            items.setdefault(leaf.mode, []).append(f"- {item}: {field_text(leaf.field.description)}\n")
+    for mode, fields in untold.items():
+        items[mode].append(f"- {', '.join(fields)}\n")
     return {mode: "".join(lines) for mode, lines in items.items()}

@@ -56,9 +56,8 @@ ENTRIES: dict[str, dict[str, str]] = {
         "grad_norm": "before clipping",
         "loss_scale": "of fp16",
         "skipped": "by fp16",
-        "sync": "with sync.codec, of rank 0: codec of the next step, nmse of the worst bucket, skipped_steps, "
-        "fallbacks. With sync.mode local: joint (gradients are averaged over all ranks), and rank 0's numbers of "
-        "local steps as in stats()",
+        "sync": "of rank 0. With sync.codec: codec of the next step, nmse of the worst bucket, skipped_steps, "
+        "fallbacks. With sync.mode local: joint (gradients are averaged over all ranks), and local steps as in stats()",
         "step_seconds": "on rank 0",
         "tokens": "",
         "tokens_per_second": "",
@@ -75,7 +74,7 @@ ENTRIES: dict[str, dict[str, str]] = {
     "sites": {
         "step": _STEP_NUMBER + " at the site that is furthest",
         "tokens_per_second": "sum over the sites",
-        "sites": "with local steps, every few steps, of the sites that have trained since: "
+        "sites": "with local steps, every few steps: "
         + ", ".join(name for name in SITE_REPORT if name not in SITE)
         + ", and what `sites` of a step has",
     },

@@ -59,7 +59,7 @@ def bench_wan(
     pause: Annotated[float, wait_option("--pause", "Time between barrier and operation.")] = 0.5,
     out: _Out = None,
 ) -> None:
-    """Time an all-reduce over an emulated link: geocomm, and Gloo, in one run, every result verified.
+    """Time an all-reduce over an emulated link, on geocomm and on Gloo, every result verified.
 
     Example:
 
@@ -138,7 +138,7 @@ def bench_codec(
     plot: Annotated[Path | None, typer.Option(help="Draw error over ratio into PATH.", metavar="PATH.png")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the presets and codecs with their ratio, error and speed, measured on the spot and verified.
+    """List the presets and codecs with ratio, error and speed, measured here and verified.
 
     Random numbers are normal ones: gradients compress better (see docs/how-to/choose-a-codec.md).
 
@@ -177,7 +177,7 @@ def bench_gpu(
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each row.")] = 10,
     out: _Out = None,
 ) -> None:
-    """Compare each codec's bytes on the GPU with the CPU's, then time its kernels beside a copy of the GPU's memory.
+    """Compare each codec's bytes on the GPU with the CPU's, then time its kernels.
 
     Then two sites of one rank each, one of them on the GPU, all-reduce 64 MiB. Send the report in where something is
     wrong, or slow.

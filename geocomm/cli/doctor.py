@@ -40,7 +40,9 @@ def doctor(
     """Examine this machine; with a launcher around it, all ranks of the job and the ways between their sites.
 
     Under a launcher (`python -m torch.distributed.run … -m geocomm doctor`, `geocomm wan run -- geocomm doctor`)
-    rank 0 prints. Exit status: 1 where something is bad; 2 also for a rank that does not come.
+    rank 0 prints.
+
+    Exit status: 1 where something is bad; 2 also for a rank that does not come.
 
     Example:
 

@@ -127,7 +127,7 @@ def show(
     run_dir: _RunDir,
     as_json: AsJson = False,
 ) -> None:
-    """Show one site: what it is doing now, when it came and went, and in how many of the last rounds it counted.
+    """Show one site: what it does now, when it came and went, and in how many of the last rounds it counted.
 
     The last 20,000 entries of the journal are read.
 

@@ -16,8 +16,9 @@ from geocomm.train.serve.engines import Engine, FollowSettings
 _HELP = """Serve MODEL, a folder of geocomm export, behind an OpenAI-compatible address.
 
 The engine is vLLM with a GPU, else transformers; llama.cpp for GGUF. Prints "ready" and a curl line when the model is
-loaded. The exit status is the engine's. Without --api-key-file, only a loopback --host is allowed; vLLM and llama.cpp
-ask for keys.
+loaded. Without --api-key-file, only a loopback --host is allowed; vLLM and llama.cpp ask for keys.
+
+The exit status is the engine's.
 
 With --follow, which is for transformers, the newest weights of a stream (WeightPublisher) answer: they are swapped
 between requests. The header x-geocomm-weights of each answer says by which version it is; 0: the weights of MODEL.

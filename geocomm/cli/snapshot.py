@@ -32,7 +32,7 @@ app = typer.Typer(name="snapshot", help=_HELP, no_args_is_help=True)
 
 @app.command()
 def ls(run_dir: _RunDir, as_json: AsJson = False) -> None:
-    """List the snapshots of this site, and which sites have each, as far as the journal says.
+    """List the snapshots of this site, and which sites have each by the journal.
 
     Example:
 

@@ -12,9 +12,10 @@ from geocomm.core.units import parse_rate
 
 _HELP = """Keep FOLDER at the newest version of a stream of weights, which WeightPublisher writes.
 
-SOURCE is a folder, a bucket (s3://, gs://, az://), or tls://host:port of another geocomm subscribe --listen. Of
-several, the first that has a file gives it. FOLDER holds safetensors, and is always one whole version; its geocomm.json
-says which. What cannot be had is said, and FOLDER stays as it is. With --once the exit status is then 1.
+Of several SOURCEs, the first that has a file gives it. FOLDER holds safetensors, and is always one whole version; its
+geocomm.json says which. What cannot be had is said, and FOLDER stays as it is.
+
+With --once the exit status is 1 if the newest version cannot be had.
 
 Example:
 
@@ -23,12 +24,14 @@ Example:
     geocomm subscribe tls://relay:29700 --into model --then 'systemctl reload my-engine'
 """
 
+_SOURCES = "A folder, a bucket (s3://, gs://, az://), or tls://host:port of another geocomm subscribe --listen."
+
 app = typer.Typer()
 
 
 @app.command(help=_HELP)
 def subscribe(
-    sources: Annotated[list[str], typer.Argument(help="Where the stream is.", metavar="SOURCE...")],
+    sources: Annotated[list[str], typer.Argument(help=_SOURCES, metavar="SOURCE...")],
     into: Annotated[Path, typer.Option(help="The folder, which is made.", metavar="FOLDER")],
     then: Annotated[
         str | None,

@@ -113,9 +113,9 @@ COUNTERS = _table(
     counter wire_bytes_sent: bytes sent to other sites for tensors, relayed ones included, without TCP/IP headers
     counter raw_bytes_received: tensor bytes received from other sites, after decompression
     counter wire_bytes_received: bytes received from other sites for tensors, without TCP/IP headers
-    counter relayed_bytes: bytes passed on between other sites, which are among the bytes sent
-    counter encode_seconds: time of host threads for encoding reductions
-    counter decode_seconds: time of host threads for decoding and summing reductions
+    counter relayed_bytes: bytes passed on between other sites, among the bytes sent
+    counter encode_seconds: host threads' time for encoding reductions
+    counter decode_seconds: host threads' time for decoding and summing reductions
     counter exposed_seconds: time that threads waited for collectives, in wait() or for a Future of theirs
     """,
 )
@@ -162,14 +162,14 @@ PEERS = _table(
     counter outage_us: time from the last contact to the last new connection, over all outages
     counter resent_segments: pieces that geocomm sent again because of lost connections
     counter acks: acknowledgements received
-    gauge (early_bytes_held): bytes kept now that came before an operation here asked for them
+    gauge (early_bytes_held): bytes kept that came before an operation asked for them
     gauge (early_bytes_sent): bytes sent to the peer before it asked, at most 64 MiB
     counter busy_us: time in which TCP had unacknowledged data; 0 also if unknown
     counter stalled_by_receiver_us: time in which the peer's receive window held back data; 0 also if unknown
     counter stalled_by_send_buffer_us: time in which the send buffers here held back data
     gauge rtt_us: round trip of the last heartbeat
     gauge min_rtt_us: the least round trip of a heartbeat; 0: none came back
-    gauge delivery_rate: rate at which the peer got data recently, over streams that had enough to send
+    gauge delivery_rate: rate at which the peer got data recently, over busy streams
     gauge pacing_rate: rate at which TCP paces; 0 also if it does not
     gauge window_bytes: congestion windows of the connections
     gauge unsent_bytes: bytes in the send buffers
@@ -178,7 +178,7 @@ PEERS = _table(
     gauge streams: connected data streams
     text congestion_control: congestion control of the connections
     text (cipher): cipher of TLS; empty: plaintext
-    text (transport): carrier of the data: "tcp", or for example "rdma (rc_mlx5)", which cipher does not cover
+    text (transport): carrier of the data, such as "tcp" or "rdma (rc_mlx5)", which cipher does not cover
     """,
 )
 """What stats()["peers"] holds of a peer process, since this process first met it."""
@@ -187,7 +187,7 @@ MEMORY = _table(
     PROCESS,
     """
     gauge (asked_bytes): memory that the messages need
-    gauge (held_bytes): memory that the pool has for messages, idle memory included
+    gauge (held_bytes): memory that the pool has for messages, idle or not
     gauge (most_asked_bytes): the most memory that messages ever needed
     gauge (most_held_bytes): the most memory that the pool ever had
     """,

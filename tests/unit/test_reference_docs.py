@@ -41,7 +41,8 @@ def test_page_of_commands_has_the_options_of_those_that_train_or_bring_a_model_t
     assert "`--hub`" in nested  # told at the top, as an option of several
     assert "`--hub=" in text.split("Several commands take:")[1].split("\n#")[0]
     assert "`--api-key-file=" in text.split("## geocomm serve\n")[1].split("\n#")[0]
-    assert "`--" not in text.split("### geocomm keys create\n")[1].split("\n#")[0]
+    assert "- `create`: " in (keys := text.split("## geocomm keys\n")[1].split("\n#")[0])
+    assert "`--" not in keys
 
 
 def test_every_public_name_but_the_errors_stands_on_the_page_of_the_api() -> None:
