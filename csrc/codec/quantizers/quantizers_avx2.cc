@@ -1,5 +1,4 @@
-// The inner loops of quantizers and deltas for AVX2.
-#include "codec/delta/delta_simd.h"
+// The quantizers' inner loops for AVX2.
 #include "codec/quantizers/block/block_simd.h"
 #include "codec/quantizers/cast/cast_simd.h"
 #include "codec/quantizers/dead_zone/dead_zone_simd.h"
@@ -13,7 +12,6 @@ namespace geocomm::codec {
 constinit const BlockKernels BlockKernels::kAvx2 = make_block_kernels<BlockLoops<Avx2>>();
 constinit const CastKernels CastKernels::kAvx2 = make_cast_kernels<CastLoops<Avx2>>();
 constinit const DeadZoneKernels DeadZoneKernels::kAvx2 = kDeadZoneLoops<Avx2>;
-constinit const DeltaKernels DeltaKernels::kAvx2 = kDeltaLoops<Avx2>;
 constinit const LocoKernels LocoKernels::kAvx2 = make_loco_kernels<Avx2>();
 constinit const LosslessKernels LosslessKernels::kAvx2 = kLosslessLoops<Avx2>;
 constinit const SelectKernels SelectKernels::kAvx2 = kSelectLoops<Avx2>;

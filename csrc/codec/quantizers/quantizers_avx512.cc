@@ -1,5 +1,4 @@
-// The inner loops of quantizers and deltas for AVX-512.
-#include "codec/delta/delta_simd.h"
+// The quantizers' inner loops for AVX-512.
 #include "codec/quantizers/block/block_simd.h"
 #include "codec/quantizers/cast/cast_simd.h"
 #include "codec/quantizers/dead_zone/dead_zone_simd.h"
@@ -13,7 +12,6 @@ namespace geocomm::codec {
 constinit const BlockKernels BlockKernels::kAvx512 = make_block_kernels<BlockLoops<Avx512>>();
 constinit const CastKernels CastKernels::kAvx512 = make_cast_kernels<CastLoops<Avx512>>();
 constinit const DeadZoneKernels DeadZoneKernels::kAvx512 = kDeadZoneLoops<Avx512>;
-constinit const DeltaKernels DeltaKernels::kAvx512 = kDeltaLoops<Avx512>;
 constinit const LocoKernels LocoKernels::kAvx512 = make_loco_kernels<Avx512>();
 constinit const LosslessKernels LosslessKernels::kAvx512 = kLosslessLoops<Avx512>;
 constinit const SelectKernels SelectKernels::kAvx512 = kSelectLoops<Avx512>;

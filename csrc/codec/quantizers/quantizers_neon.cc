@@ -1,5 +1,4 @@
-// The inner loops of quantizers and deltas for NEON.
-#include "codec/delta/delta_simd.h"
+// The quantizers' inner loops for NEON.
 #include "codec/quantizers/block/block_simd.h"
 #include "codec/quantizers/cast/cast_simd.h"
 #include "codec/quantizers/dead_zone/dead_zone_simd.h"
@@ -12,7 +11,6 @@ namespace geocomm::codec {
 constinit const BlockKernels BlockKernels::kNeon = make_block_kernels<BlockLoops<Neon>>();
 constinit const CastKernels CastKernels::kNeon = make_cast_kernels<CastLoops<Neon>>();
 constinit const DeadZoneKernels DeadZoneKernels::kNeon = kDeadZoneLoops<Neon>;
-constinit const DeltaKernels DeltaKernels::kNeon = kDeltaLoops<Neon>;
 constinit const LosslessKernels LosslessKernels::kNeon = kLosslessLoops<Neon>;
 constinit const SelectKernels SelectKernels::kNeon = kSelectLoops<Neon>;
 

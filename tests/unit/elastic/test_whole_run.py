@@ -122,7 +122,7 @@ def test_a_site_that_averages_wrong_is_named() -> None:
         ("idle connections stay", 0),
         ("a damaged frame is not asked for again", 2),
         ("what a disk has lost is counted on", 29),
-        ("what a disk has lost is counted on", 31),
+        ("what a disk has lost is counted on", 19),
         ("a lost frame is not told", 1),
         ("each leader looks anew", 1),
         ("a need is lost", 110),
