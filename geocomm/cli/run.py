@@ -40,9 +40,8 @@ Give every node the same --hub, and torchrun's arguments but for those that say 
 
 With keys and one node at each site, leave out --nnodes and --node-rank. The node that has the host's address is the
 hub. The site's name comes from its keys. A script that asks for nccl, gloo or no backend runs as it is with
---backend geocomm. torch's C++ parts log errors alone unless TORCH_CPP_LOG_LEVEL is set.
-
-The exit status is torchrun's.
+--backend geocomm. torch's C++ parts log errors alone unless TORCH_CPP_LOG_LEVEL is set. The exit
+status is torchrun's.
 
 With --elastic each site is a job of its own, which may die, leave and come back while the others train on:
 
@@ -70,7 +69,8 @@ def run(
     telemetry: Annotated[
         Path | None,
         typer.Option(
-            help="On all nodes: the hub collects here what ranks do. An elastic run always does, in its run folder.",
+            help="On all nodes: the hub collects here what ranks do, for geocomm why and others. An elastic run always "
+            "does, in its run folder.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -126,7 +126,7 @@ def run(
     held_out_fraction: HeldOutOption = 0.0,
     doubt: DoubtOption = 60,
     site_nodes: Annotated[int, elastic_option(min=1, help="Nodes of this site.")] = 1,
-    node_rank: Annotated[int, elastic_option(min=0, help="This node of the site.")] = 0,
+    node_rank: Annotated[int, elastic_option(min=0, help="This node of the site; the run folder is on node 0.")] = 0,
     site_hub: Annotated[
         str | None, elastic_option(help="Where the nodes of this site meet.", metavar="HOST:PORT")
     ] = None,

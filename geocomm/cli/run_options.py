@@ -63,7 +63,9 @@ WaitForOption = Annotated[
 MinSitesOption = Annotated[int, elastic_option(min=1, help="At the leader: no round counts fewer sites.")]
 DataOption = Annotated[
     str,
-    elastic_option(help="At the leader: the catalog from which it deals the sites what to read.", metavar="URL"),
+    elastic_option(
+        help="At the leader: the catalog of a data set, of which each site gets what to read next.", metavar="URL"
+    ),
 ]
 LengthOption = Annotated[int, elastic_option(min=0, help="With --data: tokens of a sequence.")]
 HeldOutOption = Annotated[

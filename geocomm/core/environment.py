@@ -27,10 +27,18 @@ BACKEND_NAMES = (SCRIPTS_OWN, "geocomm", "gloo", "nccl", "cpu:gloo,cuda:nccl")
 
 OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("GEOCOMM_HUB", "", "where the job meets, host:port; `geocomm run` sets it"),
-    ("GEOCOMM_BACKEND", "`script`", "as `geocomm run --backend`"),
-    ("GEOCOMM_BACKEND_NAME", "`script`", "as `geocomm run --backend-name`"),
+    (
+        "GEOCOMM_BACKEND",
+        "`script`",
+        "backend over sites, `geocomm run --backend`: the script's own, or geocomm in its place",
+    ),
+    ("GEOCOMM_BACKEND_NAME", "`script`", "what `get_backend()` then says; `geocomm run --backend-name`"),
     ("GEOCOMM_AGENT", "", "socket of the site's agent; `geocomm run --elastic` sets it"),
-    ("GEOCOMM_COLLECTOR", "", "socket of the node's collector; `geocomm run` sets it"),
+    (
+        "GEOCOMM_COLLECTOR",
+        "",
+        "socket of the node's collector of telemetry; `geocomm run` sets it",
+    ),
     ("GEOCOMM_TELEMETRY", "", "folder for the telemetry of this machine's ranks, where no `geocomm run` collects it"),
     ("GEOCOMM_RUN_DIR", "", "folder of the run at this site; `geocomm run --elastic` sets it"),
     (
@@ -39,11 +47,11 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
         "where the hub or leader posts alerts, as Alertmanager does; to hooks.slack.com as text",
     ),
     ("GEOCOMM_EGRESS_PRICE", "", "dollars per GB that leaves this site, for its ranks' reports"),
-    ("GEOCOMM_EGRESS_BUDGET", "", "dollars a day for this site's egress, for the alert EgressBudget"),
-    ("GEOCOMM_ETCD_CA", "", "file of etcd's CA certificate; unset: no TLS to etcd"),
+    ("GEOCOMM_EGRESS_BUDGET", "", "dollars a day that this site's egress may cost, for the alert EgressBudget"),
+    ("GEOCOMM_ETCD_CA", "", "file of the authority of etcd's certificates; unset: etcd is spoken to without TLS"),
     ("GEOCOMM_ETCD_CERT", "", "this site's certificate for etcd"),
     ("GEOCOMM_ETCD_KEY", "", "its private key"),
-    ("GEOCOMM_STORES", "", "TOML file with keys of stores of data; unset: the environment's keys"),
+    ("GEOCOMM_STORES", "", "TOML file with keys of stores of data, a table for each; unset: the environment's keys"),
     ("GEOCOMM_DATA_CACHE", "`~/.cache/geocomm/data`", "folder for what is fetched of a data set; nodes may share one"),
     ("GEOCOMM_DATA_CACHE_SIZE", "what the disk has", "the most that this folder may hold, such as 200gb"),
     ("GEOCOMM_LOG", "`warning`", "level of the log: debug, info, warning, error or off"),
@@ -52,11 +60,11 @@ OTHER_VARIABLES: tuple[tuple[str, str, str], ...] = (
     (
         "GEOCOMM_GPU_BATCHES",
         "`0`",
-        "kernels take many chunks at once; same bytes; has not run on a GPU",
+        "collectives of CUDA tensors take all chunks of an operation at once; same bytes; has not run on a GPU",
     ),
     ("GEOCOMM_RDMA_ALLOW_TCP", "`0`", "transport=rdma may run over UCX's TCP and shared memory, for a trial"),
     ("GEOCOMM_WAN_CONTROL", "", "control socket of a running `geocomm wan run`, which sets it"),
-    ("GEOCOMM_LOOPBACK_RUN", "", "a run over loopback; `geocomm demo` sets it"),
+    ("GEOCOMM_LOOPBACK_RUN", "", "which of its runs over loopback a process belongs to; `geocomm demo` sets it"),
 )
 """Name, default and meaning of the variables that are no fields of Options, as the docs show them."""
 

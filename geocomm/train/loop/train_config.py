@@ -214,7 +214,7 @@ class RunConfig(Section):
 
     output_dir: Path = Field(
         Path("runs/default"),
-        description="Folder of the run.",
+        description="Folder of the run: config.yaml, metrics.jsonl, events.jsonl, tensorboard/, checkpoints/, export/.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Seed of initial weights and data order.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="Which model is trained.")
