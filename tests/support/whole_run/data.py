@@ -128,6 +128,7 @@ class DataChecks:
         for entry in entries:
             if isinstance(entry, TakenBack):
                 del lines[entry.site][state.position(entry.site) :]
+            positions = {site: state.position(site) for site in state.sites}
             state.apply(entry)
             if isinstance(entry, Deal):
                 if not self._may_read(state, entry.site, state.deals[entry.rest or entry.index]):
@@ -139,7 +140,9 @@ class DataChecks:
                 of_fragment = counted.setdefault(entry.fragment, {})
                 for listed in entry.members:
                     life, read = self._read[listed.frame[:16]]
-                    deals = [state.deals[index] for index in {index for index, _ in read} & state.deals.keys()]
+                    # Ranks that began anew read some again that counts in every fragment.
+                    new = read - set(lines.get(listed.site, ())[: positions[listed.site]])
+                    deals = [state.deals[index] for index in {index for index, _ in new} & state.deals.keys()]
                     if not all(self._may_read(state, listed.site, deal) for deal in deals):
                         return f"entry {entry.index} counts what the data's version denies {listed.site}"
                     if strange := read - set(lines.get(listed.site, ())):
