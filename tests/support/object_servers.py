@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+from support.http_serving import serving
 from support.local_jobs import free_port
 
 _BUCKET = "tokens"
@@ -204,18 +205,11 @@ def web_server(files: dict[str, bytes]) -> Iterator[WebServer]:
                 self.wfile.write(body[start : start + 65536])
                 time.sleep(65536 / state.bytes_per_second)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    state.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield state
-    finally:
-        state.hangs = False
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as state.port:
+        try:
+            yield state
+        finally:
+            state.hangs = False
 
 
 def write_tables(path: Path, tables: dict[str, dict[str, Any]]) -> Path:

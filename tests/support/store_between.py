@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import http.client
 import re
-import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from support.http_serving import serving
 
 _PIECE = 1024
 _OF_A_CONNECTION = {"connection", "transfer-encoding", "content-length"}
@@ -136,15 +137,8 @@ def store_between(endpoint: str) -> Generator[StoreBetween]:
                 state.given += len(piece)
                 time.sleep(len(piece) / state.bytes_per_second)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    state.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield state
-    finally:
-        state.well()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as state.port:
+        try:
+            yield state
+        finally:
+            state.well()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
-import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
+
+from support.http_serving import serving
 
 
 @dataclass
@@ -39,11 +40,6 @@ def webhook() -> Generator[Webhook]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    receiver = Webhook(f"http://127.0.0.1:{server.server_port}/alerts")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serving(Handler) as port:
+        receiver = Webhook(f"http://127.0.0.1:{port}/alerts")
         yield receiver
-    finally:
-        server.shutdown()
-        server.server_close()
