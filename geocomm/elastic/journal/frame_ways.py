@@ -63,7 +63,8 @@ class FrameWays:
         the grace. late: it has passed.
         """
         for maker in makers:
-            to = self._run.state.live if found.charge is None else [found.charge.of(maker).by.site]
+            charge = found.charge_of(maker)
+            to = self._run.state.live if charge is None else [charge.by.site]
             self._fetch_by(to, found, maker, found.offers[maker][-1], late=late)
 
     def bring_to_aggregator(self, found: OpenRound, to: str, charge: Charge) -> None:

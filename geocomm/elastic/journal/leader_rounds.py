@@ -273,8 +273,7 @@ class LeaderRounds:
         self._charges.look(fragment, found)
         nothing = found.are_none_anywhere(self._state.live)
         attempt_s = min(self._terms.attempt_s, 2 * grace_s) if nothing else self._terms.attempt_s
-        charges = (None,) if found.charge is None else found.charge.all
-        are_any = any(found.eligible(self._state.live, charge) for charge in charges)
+        are_any = any(found.eligible(self._state.live, charge) for charge in found.named or (None,))
         if not are_any and self._run.now - found.tried >= attempt_s:
             self._try_again(fragment, found)
             self._announce(fragment, self._state.live)
@@ -340,7 +339,7 @@ class LeaderRounds:
         return not looked.lags
 
     def _lags(self, fragment: int, found: OpenRound, charge: Charge | None, name: str) -> bool:
-        if not self._state.is_live(name) or (found.charge is not None and found.charge.of(name) is not charge):
+        if not self._state.is_live(name) or found.charge_of(name) is not charge:
             return False
         site = self._sites[name]
         waits = not site.late or site.missed.get(fragment, 0) >= STARVED_ROUNDS
@@ -359,7 +358,7 @@ class LeaderRounds:
         return any(
             name in found.offers
             and name not in eligible
-            and (found.charge is None or found.charge.of(name) is charge)
+            and found.charge_of(name) is charge
             and self._sites[name].leaving is None
             and self._sites[name].missed.get(fragment, 0) >= STARVED_ROUNDS
             for name in self._state.live
@@ -434,14 +433,14 @@ class LeaderRounds:
     ) -> None:
         """Learn who was late, and whose frames; and what the members count for."""
         self._claims.counted(members)
-        average = None if found.charge is None else [one.by.site for one in found.charge.all]
+        average = {one.by.site for one in found.named} or {*self._state.live}
         for name in self._state.live:
             site = self._sites[name]
             if site.leaving is None and not found.has_tried(name) and name not in chosen:
                 site.late = True
             passed = found.has_tried(name) and name not in found.offers
             self._count_missed(fragment, site, passed=passed, counts=name in chosen)
-            if average is None or name in average:
+            if name in average:
                 self._ways.ended(found, name)
         del self._open[fragment]
         self._closed[fragment] = (found, found.opened + self._grace_s())

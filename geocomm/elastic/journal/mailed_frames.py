@@ -35,11 +35,7 @@ def mailed(peers: Sequence[Peer], maker: str, fragment: int) -> Sequence[Peer]:
 
 def averager(opened: Open, maker: str) -> Aggregator | None:
     """Who averages the frame of a site: a head of its region, or the aggregator; None: all do."""
-    if not opened.adders:
-        return opened.aggregator
-    regions = {peer.site: region_of(peer) for peer in opened.peers}
-    own = regions.get(maker, maker)
-    return next((one for one in opened.adders if regions.get(one.site) == own), opened.aggregator)
+    return _heads(opened).get(maker, opened.aggregator)
 
 
 def made_for(opened: Open, site: str) -> list[tuple[Peer, int]]:
@@ -50,9 +46,17 @@ def made_for(opened: Open, site: str) -> list[tuple[Peer, int]]:
     by, others = opened.aggregator, [peer for peer in opened.peers if peer.site != site]
     if by is None:
         return [(peer, opened.attempt) for peer in others]
-    found = [(peer, opened.attempt) for peer in others if (to := averager(opened, peer.site)) and to.site == site]
+    heads = _heads(opened)
+    found = [(peer, opened.attempt) for peer in others if heads.get(peer.site, by).site == site]
     averages = opened.adders if by.site == site else (by,)
     return found + [(peer, one.attempt) for peer in others for one in averages if one.site == peer.site]
+
+
+def _heads(opened: Open) -> dict[str, Aggregator]:
+    """By site: the head of its region that averages its frame for the aggregator."""
+    region = {peer.site: region_of(peer) for peer in opened.peers} if opened.adders else {}
+    of_region = {region[one.site]: one for one in opened.adders if one.site in region}
+    return {site: of_region[there] for site, there in region.items() if there in of_region}
 
 
 def mailed_to(opened: Open, site: str) -> list[tuple[Peer, int]]:

@@ -45,11 +45,6 @@ class Charge:
     """A region whose average it waited for at the last look, which is looked at first, and mostly alone."""
 
     @property
-    def all(self) -> tuple[Charge, ...]:
-        """Those of regions, and this one."""
-        return *self.regions, self
-
-    @property
     def counted(self) -> list[Listed]:
         """The frames of sites that are in its average, by name."""
         counts = () if self.summed is None else self.summed.counts
@@ -121,6 +116,15 @@ class OpenRound:
             self.newest[own[-1].frame] = name
         self.hold(name, offer.frame)
 
+    @property
+    def named(self) -> tuple[Charge, ...]:
+        """All that are to average frames, the aggregator last; none: all do, or nobody is named yet."""
+        return () if self.charge is None else (*self.charge.regions, self.charge)
+
+    def charge_of(self, maker: str) -> Charge | None:
+        """In which charge the frame of a site is averaged; None: all average it, or nobody is named yet."""
+        return None if self.charge is None else self.charge.of(maker)
+
     def makers_for(self, name: str) -> Iterable[str]:
         """Who has offered a frame that a site is to have: all, or those whose frames it averages."""
         charge = self.charge
@@ -141,8 +145,7 @@ class OpenRound:
         """What a site has offered does not count."""
         for offer in self.offers.pop(name, []):
             self.newest.pop(offer.frame, None)
-        charges = () if self.charge is None else self.charge.all
-        if any(one.site == name for charge in charges for one in charge.members):
+        if any(one.site == name for charge in self.named for one in charge.members):
             self.charge = None
 
     def hold(self, name: str, frame: Hash) -> bool:
@@ -156,15 +159,14 @@ class OpenRound:
         """A frame that was offered, or averaged for an aggregator, lies on a site's disk no more: who averages it is
         asked for the average of what it has. Of others nothing is taken back, else a site could name any number of
         frames."""
-        charges = () if self.charge is None else self.charge.all
-        made = {one.summed.frame for one in charges if one.summed is not None and one is not self.charge}
+        made = {one.summed.frame for one in self.named if one.summed is not None and one is not self.charge}
         if not self.holds(name, frame):
             return
         if frame not in made and all(frame != one.frame for own in self.offers.values() for one in own):
             return
         self._held[name].discard(frame)
         self._holders[frame].discard(name)
-        for charge in charges:
+        for charge in self.named:
             if charge.by.site == name and charge.summed is None and any(frame == one.frame for one in charge.frames):
                 charge.take((), ())
 
@@ -213,7 +215,7 @@ class OpenRound:
         averages, since what it makes of the frames will be."""
         eligible: dict[str, Offer] = {}
         for maker, offers in self.offers.items():
-            if self.charge is not None and self.charge.of(maker) is not charge:
+            if self.charge_of(maker) is not charge:
                 continue
             for offer in offers:
                 if offer.frame in self.left_out:

@@ -88,7 +88,7 @@ class RoundCharges:
         """A site has an average that it was asked for: its charge. What is no delta does not count. None: it was not
         asked, or nothing of it counts, and what was averaged so far is of no use."""
         by = Aggregator(site=name, attempt=summed.attempt)
-        charge = next((one for one in found.charge.all if one.by == by), None) if found.charge is not None else None
+        charge = next((one for one in found.named if one.by == by), None)
         if charge is None or not charge.frames or charge.summed is not None:
             return None
         unsound = {one.site for one in charge.frames if one.site not in summed.counts}
@@ -125,7 +125,7 @@ class RoundCharges:
         if now - charge.since >= PATIENT_GRACES * self._grace_s() and len(self._run.state.live) > 1:
             self.name(fragment, found)
             return
-        for one in charge.all:
+        for one in found.named:
             if now - one.asked < self._run.terms.fetch_again_s:
                 continue
             if one.summed is None:

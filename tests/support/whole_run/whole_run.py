@@ -462,12 +462,7 @@ class WholeRun:
         others = [site for site in self.sites.values() if site is not leader]
         if any(site.lost for site in self.sites.values()):
             return
-
-        def is_ready(site: Site) -> bool:
-            has_journal = site.state()[0].genesis is not None  # else its disk was lost, and nobody has noticed yet
-            return has_journal and not site.machine.is_damaged and site.name in self.newest()[0].live
-
-        while not all(map(is_ready, self.sites.values())):
+        while not all(site.state()[0].genesis and site.name in self.newest()[0].live for site in self.sites.values()):
             await asyncio.sleep(1)
             if self.loop.time() > end:
                 return  # the checks say who is not ready
